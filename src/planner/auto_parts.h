@@ -33,15 +33,6 @@ inline constexpr StateKind kPlan = {.name = "auto_plan"};
 /// Shares of the elements that dense can have beside another candidate: one, two or three quarters.
 inline constexpr std::size_t kQuarters = 4;
 
-/// Looks in a row that see another step time before the trial is made again. Twice as many after each trial
-/// that confirms the choice, since that was noise; half as many after a calm time.
-inline constexpr int kLooksToRetry = 2;
-inline constexpr int kMostLooksToRetry = 64;
-/// Looks after which a choice is put to the test again: a guard may have given a candidate's buckets to dense
-/// in the trial, and the machine may have other work now. Twice as many after each trial that confirms it.
-inline constexpr int kLooksToTryAgain = 70;
-inline constexpr int kMostLooksToTryAgain = 64 * kLooksToTryAgain;
-
 /// What a message has to say about the link that the chosen system does not show: large enough for a network
 /// that lets some ten kilobytes pass at once.
 inline constexpr std::size_t kProbeBytes = 128 * 1024;
@@ -194,11 +185,7 @@ class Auto final : public Synchronizer {
     Trial trial;
     StepTimes times;       // since the last look
     bool changed = false;  // the step before had another candidate
-    int drifted = 0;       // looks in a row
-    int looks_to_retry = kLooksToRetry;
-    int calm = 0;
-    int looks = 0;  // since the choice
-    int looks_to_try_again = kLooksToTryAgain;
+    Patience patience;
     LinkWatch watch;
     int looks_to_probe = 0;
     std::size_t changes = 0;

@@ -224,10 +224,7 @@ bool Auto::try_with_dense(std::size_t quarters) {
 
 void Auto::choose(Step& step, const Seconds& seconds, std::size_t choice) {
   const bool confirmed = plan_.tried && choice == plan_.choice;
-  plan_.looks_to_retry = confirmed ? std::min(2 * plan_.looks_to_retry, kMostLooksToRetry) : kLooksToRetry;
-  plan_.looks_to_try_again =
-      confirmed ? std::min(2 * plan_.looks_to_try_again, kMostLooksToTryAgain) : kLooksToTryAgain;
-  plan_.looks = 0;
+  plan_.patience.chosen(confirmed);
   plan_.choice = plan_.coming = choice;
   plan_.chosen = plan_.tried = true;
   plan_.quarters = 0;
@@ -241,7 +238,6 @@ void Auto::choose(Step& step, const Seconds& seconds, std::size_t choice) {
   plan_.watch = {};
   plan_.looks_to_probe = 0;
   plan_.times = StepTimes();
-  plan_.drifted = plan_.calm = 0;
   std::string all;
   for (std::size_t i = 0; i < candidates(); ++i) {
     const double one = seconds[i] < kUnknown ? seconds[i] : plan_.seconds[i];

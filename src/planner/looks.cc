@@ -10,6 +10,24 @@ double least_inside(Span<const Seen> ranks) {
   return least;
 }
 
+void Patience::chosen(bool confirmed) {
+  needed_ = confirmed ? std::min(2 * needed_, kMost) : kFewest;
+  to_test_ = confirmed ? std::min(2 * to_test_, kMostToTest) : kFewestToTest;
+  disturbed_ = calm_ = looks_ = 0;
+}
+
+void Patience::see_calm() {
+  disturbed_ = 0;
+  if (++calm_ < kCalm) return;
+  calm_ = 0;
+  needed_ = std::max(needed_ / 2, kFewest);
+}
+
+bool Patience::see_change(bool far) {
+  calm_ = 0;
+  return ++disturbed_ >= (far ? needed_when_far() : needed_);
+}
+
 double expected_seconds(double seconds, const StepAndInside& before, const StepAndInside& now) {
   if (before.inside <= 0) return seconds;
   const double rest_before = std::max(0.0, before.step - before.inside);

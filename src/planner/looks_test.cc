@@ -30,6 +30,44 @@ TEST(LinkWatch, CountsMessagesInARowThatTookLessThanHalf) {
   EXPECT_EQ(watch.usual, 0.010);
 }
 
+TEST(Patience, IsTwiceAsLongAfterATrialThatConfirmedTheChoice) {
+  Patience patience;
+  EXPECT_FALSE(patience.see_change(false));
+  EXPECT_TRUE(patience.is_disturbed());
+  patience.see_calm();
+  EXPECT_FALSE(patience.see_change(false)) << "the calm look between them";
+  EXPECT_TRUE(patience.see_change(false));
+  for (int i = 0; i < 10; ++i) patience.chosen(true);
+  EXPECT_EQ(patience.needed(), Patience::kMost);
+  EXPECT_EQ(patience.to_test(), Patience::kMostToTest);
+  for (int i = 1; i < Patience::kMostWhenFar; ++i) EXPECT_FALSE(patience.see_change(true)) << i;
+  EXPECT_TRUE(patience.see_change(true));
+  patience.chosen(false);
+  EXPECT_EQ(patience.needed(), Patience::kFewest);
+}
+
+TEST(Patience, IsHalfAsLongAfterACalmTime) {
+  Patience patience(8, 0);
+  for (int i = 0; i < Patience::kCalm; ++i) {
+    EXPECT_EQ(patience.needed(), 8) << i;
+    patience.see_calm();
+  }
+  EXPECT_EQ(patience.needed(), 4);
+  for (int i = 1; i < Patience::kCalm; ++i) patience.see_calm();
+  EXPECT_FALSE(patience.see_change(false));
+  patience.see_calm();
+  EXPECT_EQ(patience.needed(), 4) << "that was no calm time";
+}
+
+TEST(Patience, PutsAChoiceToTheTest) {
+  Patience patience;
+  for (int time = 0; time < 2; ++time) {
+    for (int i = 1; i < Patience::kFewestToTest; ++i) EXPECT_FALSE(patience.is_test_due()) << i;
+    EXPECT_TRUE(patience.is_test_due());
+    patience.was_tested();
+  }
+}
+
 TEST(IsComputingAlone, WhereNoRanksExchangeShowsTheChange) {
   const auto of = [](const std::vector<Seen>& ranks, double change) {
     return is_computing_alone(Span<const Seen>(ranks), change);
