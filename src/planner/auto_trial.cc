@@ -81,7 +81,8 @@ std::uint64_t Auto::after_round(Step& step) {
   bool known = true;
   for (const Measured& one : all) {
     for (std::size_t i = 0; i < seconds.size(); ++i) {
-      if (!takes_part(i) || (waits && i == 0)) {
+      // What another trial measured is no longer true, else there would be none.
+      if (!takes_part(i) || (waits && i == 0) || plan_.earlier[i]) {
         seconds[i] = kUnknown;
         continue;
       }
@@ -150,7 +151,9 @@ void Auto::end_trial(Step& step, const Seconds& seconds, double error) {
   };
   std::size_t choice = 0;
   if (plan_.quarters == 0) {
-    plan_.seconds = seconds;
+    for (std::size_t i = 0; i < seconds.size(); ++i) {
+      if (!plan_.earlier[i]) plan_.seconds[i] = seconds[i];
+    }
     while (!may_do(choice)) ++choice;
   } else {
     choice = may_do(with_dense(plan_.quarters)) ? with_dense(plan_.quarters) : plan_.base;
@@ -164,7 +167,7 @@ void Auto::end_trial(Step& step, const Seconds& seconds, double error) {
   if (!members_[choice].lossless) {
     // Its bytes alone take as long as the same share of all bytes with dense, about.
     std::size_t most = kQuarters - 1;
-    while (most > 0 && static_cast<double>(most) / kQuarters * seconds[0] > bound) --most;
+    while (most > 0 && static_cast<double>(most) / kQuarters * plan_.seconds[0] > bound) --most;
     if (try_with_dense(most)) return;
   }
   choose(step, seconds, choice);
