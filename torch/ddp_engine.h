@@ -107,6 +107,8 @@ class DdpEngine {
   void set_learning_rate(double rate) { board_.learning_rate = rate; }
   /// See Session::set_loss_scale. It scales no state.
   void set_loss_scale(double scale) { board_.loss_scale = scale; }
+  /// See Session::set_waited.
+  void set_waited(double seconds) { board_.waited = seconds; }
 
   /// Between steps, see Session::scale_state.
   void scale_state(float factor);

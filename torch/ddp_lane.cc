@@ -50,6 +50,7 @@ void DdpLane::take(DdpItem item, Lock& lock) {
     try {
       session()->set_learning_rate(board_.learning_rate);
       session()->set_loss_scale(board_.loss_scale);
+      session()->set_waited(board_.waited);
       mean = tensor_session_->synchronize(item.bucket, report);
     } catch (...) {
       error = std::current_exception();

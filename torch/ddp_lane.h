@@ -30,6 +30,7 @@ struct DdpBoard {
   StepReport total;
   std::atomic<double> learning_rate{1};
   std::atomic<double> loss_scale{1};
+  std::atomic<double> waited{0};
   /// Tells the ranks at the other ends of all lanes whom the first failure is laid to: this process ends with
   /// it, and they would lay it to this rank.
   std::function<void(const Verdict&)> tell;

@@ -560,6 +560,7 @@ PYBIND11_MODULE(_C, module) {
       .def("set_spec", of_engine(&DdpEngine::set_spec))
       .def("set_learning_rate", of_engine(&DdpEngine::set_learning_rate))
       .def("set_loss_scale", of_engine(&DdpEngine::set_loss_scale))
+      .def("set_waited", of_engine(&DdpEngine::set_waited))
       .def("scale_state", of_engine(&DdpEngine::scale_state), WithoutLock())
       .def("gather", &PythonEngine::gather)
       .def("state", &PythonEngine::state)

@@ -176,6 +176,12 @@ class Session {
   /// on all ranks. Only the stage clip asks for it (Step::loss_scale).
   void set_loss_scale(double scale) { loss_scale_ = scale; }
 
+  /// Seconds that this rank has waited for others between synchronize() of the last step and that of the next
+  /// one, as for their part of a model's buffers; 0 until then, and until it is set again. Each rank has its
+  /// own. `auto` counts them as waiting in the exchange, by which it finds a rank that is slow alone
+  /// (Step::waited_seconds).
+  void set_waited(double seconds) { waited_ = seconds; }
+
   /// Ends a step of training: every bucket synchronizes at most once per step. Returns whether the step
   /// counts. It does not where a bucket was not finite, which all ranks see alike, where it failed, or where
   /// `counts` is false: then the residuals of all buckets and the system's own state become again what they
@@ -310,6 +316,7 @@ class Session {
   std::uint64_t step_ = 0;
   double learning_rate_ = 1;
   double loss_scale_ = 1;
+  double waited_ = 0;
   bool started_ = false;
   bool finite_ = true;  // every bucket of this step so far
   struct Failure {

@@ -71,6 +71,8 @@ struct Step {
   double learning_rate = 1;
   /// What gradients are multiplied by beyond the optimizer's: a loss scale. The same on all ranks.
   double loss_scale = 1;
+  /// Seconds that this rank has waited for others since the step before, outside of Session::synchronize.
+  double waited_seconds = 0;
   /// Of the mean, this rank needs part `rank` of W equal ones alone: the session's reduce-scatter. A system
   /// with SystemInfo::reduce_scatters leaves it there; the other parts then have no meaning.
   bool reduce_scatter = false;

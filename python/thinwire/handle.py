@@ -19,8 +19,8 @@ from thinwire import variance
 from thinwire.changes import ChangeLog
 from thinwire.extension import _C
 from thinwire.hook import (
-    CopiedHandle, HookState, StepsOfHook, copy_without_hook, costs_of, hook, hooked_models, scalars_of,
-    sums_used_map, uncompiled_call,
+    BufferWaits, CopiedHandle, HookState, StepsOfHook, copy_without_hook, costs_of, hook, hooked_models,
+    scalars_of, sums_used_map, uncompiled_call,
 )
 from thinwire.interface import EngineReport, GradScaler, Report, Writer
 from thinwire.largest import Largest
@@ -228,6 +228,9 @@ class Handle(StepsOfHook):
                 f"handle.set(spec) of the handle that register returned changes the system ({error})"
             ) from error
         state.handle = self
+        # For auto, which may come later, too.
+        if getattr(model, "broadcast_buffers", False) and next(model.buffers(), None) is not None:
+            self._waits = BufferWaits(model)
 
     def __repr__(self) -> str:
         state = ", closed" if self._is_closed else ""
@@ -478,6 +481,8 @@ class Handle(StepsOfHook):
         self._is_closed = True
         if self._loss_scale is not None:
             self._loss_scale.unwatch()
+        if self._waits is not None:
+            self._waits.remove()
         _forget(self._reference)
         # Within `finally`, an exception is what closes it.
         self._engine.close(sys.exc_info()[1] is None)

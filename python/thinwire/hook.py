@@ -2,10 +2,11 @@
 import functools
 import json
 import math
+import time
 import warnings
 import weakref
-from typing import (TYPE_CHECKING, Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple, TypeVar,
-                    Union, cast)
+from typing import (TYPE_CHECKING, Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple, Type,
+                    TypeVar, Union, cast)
 
 import torch
 import torch.distributed as dist
@@ -31,6 +32,9 @@ _T = TypeVar("_T")
 _PATIENCE_SECONDS = 10.0
 # Of an optimizer that moves the model hardly anybody makes so many means for one step.
 _MOST_FROZEN_UNASKED = 8
+
+# Dynamo, which may trace a hook on forward, takes this for a constant.
+is_compiling: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 
 # What torch calls with every bucket: it takes one hook for the life of a model.
 hooked_models: "weakref.WeakKeyDictionary[DistributedDataParallel, HookState]" = weakref.WeakKeyDictionary()
@@ -87,6 +91,39 @@ def copy_without_hook() -> CopiedHandle:
     return CopiedHandle()
 
 
+class BufferWaits:
+    """How long this rank waits in forward: there DDP sends rank 0's buffers, such as BatchNorm's, before the
+    model inside begins. Hooks on forward of which a copy or a pickle of the model takes nothing along."""
+
+    def __init__(self, model: Optional[DistributedDataParallel] = None) -> None:
+        self._began: Optional[float] = None
+        self._seconds = 0.0
+        self._hooks = [] if model is None else [one.register_forward_pre_hook(self)
+                                                for one in (model, model.module)]
+
+    def __call__(self, module: torch.nn.Module, inputs: Tuple[object, ...]) -> None:
+        if is_compiling():
+            return
+        now = time.perf_counter()
+        if isinstance(module, DistributedDataParallel):
+            self._began = now
+        elif self._began is not None:
+            self._seconds += now - self._began
+            self._began = None
+
+    def take(self) -> float:
+        """Seconds since the last call."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    def remove(self) -> None:
+        for one in self._hooks:
+            one.remove()
+
+    def __reduce__(self) -> "Tuple[Type[BufferWaits], Tuple[()]]":
+        return BufferWaits, ()
+
+
 class StepsOfHook:
     """What a handle does with the buckets of a step, for which the hook calls it."""
 
@@ -98,6 +135,7 @@ class StepsOfHook:
     _optimizer: Optional[torch.optim.Optimizer]
     _rate_group: Optional[int] = None  # its group whose rate is the model's
     _loss_scale: Optional[LossScale]
+    _waits: Optional[BufferWaits] = None
     _scale: Optional[float]
     _is_closed: bool
     _ran: str  # the spec of the last step; empty: there was none
@@ -178,6 +216,8 @@ class StepsOfHook:
             self._engine.scale_state(scale / self._scale)
         self._scale = scale
         self._engine.set_loss_scale(scale)
+        if self._waits is not None:
+            self._engine.set_waited(self._waits.take())
         spec = self._engine.spec()
         if not self._ran and self._engine.step() == 0 and "feedback=on" in spec:
             self._warn_of_a_forgotten_state(model)

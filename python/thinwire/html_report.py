@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import html_page
 from thinwire.ddp import Handle
+from thinwire.hook import is_compiling
 from thinwire.interface import Report
 from thinwire.wrappers import named_parameters
 
@@ -19,9 +20,6 @@ _MOST_STEPS = 2000  # of which single values are kept
 _MOST_SAMPLES = 32  # of the layers' norms
 _MOST_RUNS = 100
 _EXPLAIN_EVERY = 64
-
-# Dynamo, which may trace a hook on forward, takes this for a constant.
-_is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 
 
 @dataclass
@@ -92,7 +90,7 @@ class _ForwardEnded:
         self._report = None if report is None else weakref.ref(report)
 
     def __call__(self, *_: object) -> None:
-        report = None if _is_compiling() or self._report is None else self._report()
+        report = None if is_compiling() or self._report is None else self._report()
         if report is not None:
             report._forward_ended = time.perf_counter()
 

@@ -5,8 +5,9 @@
 //                                    '---- steps take another time, for long --'
 //
 // Candidates stand in the order of what they leave out; dense, the first, leaves out nothing. The choice is
-// the first one whose step takes at most (1 + within + error) times the fastest one's. error is how well the
-// times are known. So compression stays off where it does not pay. A candidate that is far behind after the
+// the first one whose step takes at most (1 + within) times the fastest one's. So compression stays off where
+// it does not pay. Where one takes a little more than that, few steps are no proof: it and the fastest one
+// have a duel, by turns, until pairs of their steps leave no doubt. A candidate that is far behind after the
 // first round is dropped. dense comes last, since over a thin wire its steps are by far the longest: where
 // half is far behind by what its exchange takes, dense, which sends twice as much, need not be tried at all.
 // Which candidates there are is what training runs have shown to keep the loss (docs/loss.md).
@@ -92,19 +93,19 @@ std::string Auto::name_of(std::size_t candidate) const {
 std::uint64_t Auto::begin_step(Step& step) {
   if (timed_ && step.index == index_) return 0;
   const double now = step.communicator.now_seconds();
-  const bool follows_on = timed_ && step.index == index_ + 1 && !checked_;
+  const bool follows_on = timed_ && step.index == index_ + 1 && !suspicion_.dense_runs();
   if (estimate_ && follows_on) estimate_->end_step(now - began_, !plan_.changed);
   if (!std::exchange(loaded_, false)) before_ = plan_;
-  // The same step again was given up, which says nothing about values.
-  if (step.index == index_) checks_ = false;
-  checked_ = std::exchange(checks_, false);
+  suspicion_.begin_step(step.index == index_);
   alone_ = step.communicator.size() == 1;
-  const std::size_t use = alone_ || checked_ || left_out_[member_behind(plan_.coming)] ? 0 : plan_.coming;
+  const bool dense = alone_ || suspicion_.dense_runs() || suspicion_.leaves_out(member_behind(plan_.coming));
+  const std::size_t use = dense ? 0 : plan_.coming;
   plan_.changed = plan_.use != use;
   plan_.use = use;
   std::uint64_t sent = 0;
-  if (decides(step) && !checked_) {
-    sent = go_on(step, follows_on ? std::optional<double>(now - began_) : std::nullopt, inside_);
+  if (decides(step) && !suspicion_.dense_runs()) {
+    sent = go_on(step, follows_on ? std::optional<double>(now - began_) : std::nullopt,
+                 inside_ + step.waited_seconds);
   }
   if (rules_.link.empty() || plan_.chosen || !decides(step)) {
     estimate_.reset();
@@ -115,6 +116,7 @@ std::uint64_t Auto::begin_step(Step& step) {
   begun_ = timed_ = true;
   index_ = step.index;
   inside_ = 0;
+  replaced_ = false;
   began_ = step.communicator.now_seconds();
   return sent;
 }
@@ -134,7 +136,7 @@ std::uint64_t Auto::go_on(Step& step, std::optional<double> seconds, double insi
     }
   }
   if (!plan_.chosen) {
-    plan_.trial.begin_step(seconds, inside);
+    plan_.trial.begin_step(seconds, inside, replaced_);
     const std::uint64_t sent = plan_.trial.round_is_over() ? after_round(step) : 0;
     if (!plan_.chosen) plan_.coming = plan_.trial.coming();
     return sent;

@@ -13,11 +13,6 @@
 namespace thinwire::planner {
 namespace {
 
-/// Where steps take another time by more than a half.
-constexpr int kMostLooksWhenFar = 8;
-/// Looks in a row without another step time after which patience is halved.
-constexpr int kCalmLooks = 30;
-
 /// One that would take so many times what a step takes now is not tried again.
 constexpr double kFarBehind = 3;
 
@@ -42,7 +37,7 @@ std::uint64_t Auto::look(Step& step) {
     for (const Seen& one : all) now += one.step / static_cast<double>(all.size());
     judge(step, all, now);
     // What a rank spends in the exchange is known from the first calm look on.
-    if (plan_.chosen && plan_.usual_inside < 0 && plan_.drifted == 0) {
+    if (plan_.chosen && plan_.usual_inside < 0 && !plan_.patience.is_disturbed()) {
       plan_.usual_inside = own.inside;
       // A resumed run knows this one: the network may have become another one meanwhile.
       if (plan_.least_inside == 0) plan_.least_inside = least_inside(all);
@@ -66,7 +61,7 @@ std::uint64_t Auto::watch_link(Step& step, double now) {
   plan_.watch.add(least);
   const double looks = least / (kShareOfProbe * std::max(now, 1e-6) * static_cast<double>(rules_.interval));
   plan_.looks_to_probe = static_cast<int>(std::clamp(std::ceil(looks), double{kLooksToProbe}, 1000.0));
-  if (plan_.watch.shorter < std::min(plan_.looks_to_retry, kMostLooksWhenFar)) return sent;
+  if (plan_.watch.shorter < plan_.patience.needed_when_far()) return sent;
   const double before = plan_.watch.usual;
   const Seconds seconds = expected(now, [&](double one) {
     return expected_over(one, {plan_.usual, plan_.least_inside}, least / before);
@@ -95,33 +90,30 @@ void Auto::judge(Step& step, Span<const Seen> ranks, double now) {
     return expected_seconds(one, {plan_.usual, plan_.least_inside}, seen);
   });
   const Members rivals = near(seconds, now);
-  if (++plan_.looks >= plan_.looks_to_try_again) {
+  if (plan_.patience.is_test_due()) {
     if (has_rivals(rivals)) {
-      return try_again_with(step, rivals,
-                            name_of(plan_.choice) + " was chosen " +
-                                std::to_string(static_cast<std::size_t>(plan_.looks) * rules_.interval) +
-                                " steps ago");
+      const auto looks = static_cast<std::size_t>(plan_.patience.to_test());
+      return try_again_with(
+          step, rivals,
+          name_of(plan_.choice) + " was chosen " + std::to_string(looks * rules_.interval) + " steps ago");
     }
-    plan_.looks = 0;
+    plan_.patience.was_tested();
   }
   const bool drifted = has_drifted(plan_.usual, now);
   const bool milder = !drifted && exchange_is_shorter(seen.inside) && milder_may_do(seconds, now);
-  if (!drifted && !milder) {
-    plan_.drifted = 0;
-    if (++plan_.calm < kCalmLooks) return;
-    plan_.calm = 0;
-    plan_.looks_to_retry = std::max(plan_.looks_to_retry / 2, kLooksToRetry);
-    return;
-  }
-  plan_.calm = 0;
-  const int most = has_drifted_far(plan_.usual, now) ? kMostLooksWhenFar : kMostLooksToRetry;
-  const int patience = std::min(plan_.looks_to_retry, most);
-  if (++plan_.drifted < patience) return;
+  if (!drifted && !milder) return plan_.patience.see_calm();
+  if (!plan_.patience.see_change(has_drifted_far(plan_.usual, now))) return;
   if (milder) {
     return try_again_with(step, rivals,
                           "the exchange takes " + milliseconds(seen.inside) + " of a step and took " +
                               milliseconds(plan_.least_inside));
   }
+  act_on_another_time(step, ranks, now, seconds);
+}
+
+/// Steps take another time for long, `now`, and each member's is expected to take so many seconds.
+void Auto::act_on_another_time(Step& step, Span<const Seen> ranks, double now, const Seconds& seconds) {
+  const Members rivals = near(seconds, now);
   const std::string what = "the median of " + std::to_string(rules_.interval) + " steps is " +
                            milliseconds(now) + " and was " + milliseconds(plan_.usual);
   if (const auto rank = rank_that_changed(ranks, now - plan_.usual)) {
@@ -132,6 +124,12 @@ void Auto::judge(Step& step, Span<const Seen> ranks, double now) {
   }
   if (!has_rivals(rivals)) {
     add_change(step, what + ", and no other candidate is near: " + name_of(plan_.choice) + " stays");
+    return take_as_usual(now);
+  }
+  if (is_computing_alone(ranks, now - plan_.usual) && !would_choose_another(seconds)) {
+    add_change(step, what + ": computing takes " + milliseconds(std::abs(now - plan_.usual)) +
+                         (now > plan_.usual ? " longer" : " less") + ", the exchange does not. " +
+                         name_of(plan_.choice) + " stays");
     return take_as_usual(now);
   }
   try_again_with(step, rivals, what);
@@ -152,7 +150,8 @@ Auto::Seconds Auto::expected(double now, const std::function<double(double)>& fr
 Auto::Members Auto::near(const Seconds& expected, double now) const {
   Members all{};
   for (std::size_t i = 0; i < members_.size(); ++i) {
-    all[i] = !left_out_[i] && (i == member_behind(plan_.choice) || expected[i] <= kFarBehind * now);
+    all[i] =
+        !suspicion_.leaves_out(i) && (i == member_behind(plan_.choice) || expected[i] <= kFarBehind * now);
   }
   return all;
 }
@@ -160,9 +159,20 @@ Auto::Members Auto::near(const Seconds& expected, double now) const {
 /// Whether a milder member than the chosen one is worth a trial.
 bool Auto::milder_may_do(const Seconds& expected, double now) const {
   for (std::size_t i = 0; i < member_behind(plan_.choice); ++i) {
-    if (!left_out_[i] && expected[i] <= kWorthATrial * now) return true;
+    if (!suspicion_.leaves_out(i) && expected[i] <= kWorthATrial * now) return true;
   }
   return false;
+}
+
+/// Whether the choice among members would be another one if steps took as long as expected.
+bool Auto::would_choose_another(const Seconds& expected) const {
+  double fastest = kUnknown;
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    if (!suspicion_.leaves_out(i)) fastest = std::min(fastest, expected[i]);
+  }
+  std::size_t mildest = 0;
+  while (suspicion_.leaves_out(mildest) || expected[mildest] > (1 + rules_.within) * fastest) ++mildest;
+  return mildest != member_behind(plan_.choice);
 }
 
 /// Whether there is anything to compare. With a choice of which dense has a part, that part is.
@@ -182,7 +192,7 @@ void Auto::take_as_usual(double seconds) {
   plan_.usual = seconds;
   plan_.usual_inside = -1;
   plan_.least_inside = 0;
-  plan_.drifted = 0;
+  plan_.patience.forget_changes();
 }
 
 /// After the guard changed what buckets do, which says nothing about the network: the time of a step is
@@ -191,7 +201,7 @@ void Auto::take_time(Step& step, double now) {
   const std::string what = "a step takes " + milliseconds(now) + " since the guard changed what buckets do";
   take_as_usual(now);
   plan_.fresh = false;
-  plan_.calm = 0;
+  plan_.patience.forget_calm();
   for (std::size_t i = 0; i < std::min(plan_.choice, members_.size()); ++i) {
     if (plan_.seconds[i] > 0 && plan_.seconds[i] < now && has_drifted(plan_.seconds[i], now)) {
       return try_again(step, what + ", and took " + milliseconds(plan_.seconds[i]) + " with " + name_of(i));

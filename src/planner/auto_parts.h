@@ -15,6 +15,7 @@
 
 #include "planner/link_estimate.h"
 #include "planner/looks.h"
+#include "planner/suspicion.h"
 #include "planner/trials.h"
 #include "thinwire/registry.h"
 #include "thinwire/state.h"
@@ -24,22 +25,13 @@ namespace thinwire::planner {
 
 /// Of every parameter, since it may come to another bucket: the number of the candidate that was chosen,
 /// counted from 1 (0: none was), the seconds that a step took with it, the number of ranks, whether it holds
-/// (2 more: dense's seconds are inferred), whose step comes, which one goes with dense, the quarters that are
-/// tried with it, where the trial is, the seconds of each candidate's step (0: not known), those in the
-/// exchange, both numbers of looks, and the seconds of a message (0: not known).
+/// (2 more: dense's seconds are inferred, 4 more: the trial is a duel), whose step comes, which one goes with
+/// dense, the quarters that are tried with it, where the trial is, the seconds of each candidate's step
+/// (0: not known), those in the exchange, both numbers of looks, and the seconds of a message (0: not known).
 inline constexpr StateKind kPlan = {.name = "auto_plan"};
 
 /// Shares of the elements that dense can have beside another candidate: one, two or three quarters.
 inline constexpr std::size_t kQuarters = 4;
-
-/// Looks in a row that see another step time before the trial is made again. Twice as many after each trial
-/// that confirms the choice, since that was noise; half as many after a calm time.
-inline constexpr int kLooksToRetry = 2;
-inline constexpr int kMostLooksToRetry = 64;
-/// Looks after which a choice is put to the test again: a guard may have given a candidate's buckets to dense
-/// in the trial, and the machine may have other work now. Twice as many after each trial that confirms it.
-inline constexpr int kLooksToTryAgain = 70;
-inline constexpr int kMostLooksToTryAgain = 64 * kLooksToTryAgain;
 
 /// What a message has to say about the link that the chosen system does not show: large enough for a network
 /// that lets some ten kilobytes pass at once.
@@ -50,6 +42,10 @@ inline constexpr int kLooksToProbe = 3;
 inline constexpr double kShareOfProbe = 0.01;
 /// Of the mildest members the exchange itself shows the link: it is mostly bytes.
 inline constexpr std::size_t kShowTheLink = 2;
+
+/// Turns of each of two candidates that take about as long, and steps of a turn that count.
+inline constexpr std::size_t kDuelRounds = 6;
+inline constexpr std::size_t kDuelSteps = 2;
 
 /// What no step takes.
 inline constexpr double kMostSeconds = 1e7;
@@ -93,7 +89,7 @@ class Auto final : public Synchronizer {
 
   std::uint64_t payload_bytes(const Workload& workload) const override {
     const bool begun = timed_ && workload.step == index_;
-    const std::size_t coming = checks_ ? 0 : plan_.coming;
+    const std::size_t coming = suspicion_.dense_is_next() ? 0 : plan_.coming;
     return members_[member_of(workload.bucket, begun ? plan_.use : coming)].synchronizer->payload_bytes(
         workload);
   }
@@ -116,7 +112,8 @@ class Auto final : public Synchronizer {
   void keep_step(BucketId bucket) override {
     for_each_used(bucket, [&](Synchronizer& member) { member.keep_step(bucket); });
     if (const auto found = buckets_.find(bucket); found != buckets_.end()) found->second.counted = true;
-    came_through();
+    // Without a step that has begun something else has changed, such as the loss scale.
+    if (timed_) suspicion_.counts(plan_.use);
     before_.reset();
     loaded_ = false;
   }
@@ -141,7 +138,18 @@ class Auto final : public Synchronizer {
     Seconds error{};
     Seconds middle{};
     Seconds inside{};         // in the exchange, in the step that had least of it
+    Pairs pairs{};            // in a duel
     double sums_in_type = 0;  // 1: gradients are of a type in which dense sums them
+  };
+  /// How long a candidate's steps were beside those of the fastest one.
+  struct Duel {
+    Pairs pairs{};  // count is 0: there was none
+    std::size_t faster = 0;
+  };
+  /// Of a candidate's steps that were timed, how many the guard gave in part to what stands in for it.
+  struct Replaced {
+    std::size_t steps = 0;
+    std::size_t timed = 0;
   };
   /// Of each member, whether something is true of it.
   using Members = std::array<bool, Trial::kMostCandidates>;
@@ -158,9 +166,12 @@ class Auto final : public Synchronizer {
     Seconds seconds{};         // of the members, once they were compared
     Seconds middle{};          // of those that the last round had, as looks take a step's time
     Members earlier{};         // whose seconds are those of an earlier trial
-    bool inferred = false;     // those of dense are what half's say
-    bool chosen = false;       // else the trial goes on
-    bool tried = false;        // there is a choice, of a trial before this one or of a state
+    bool duels = false;        // two are left in the trial, and steps of both are compared in pairs
+    std::array<Duel, Trial::kMostCandidates> duel{};  // that the candidate had with a faster one
+    std::array<Replaced, Trial::kMostCandidates> replaced{};
+    bool inferred = false;  // those of dense are what half's say
+    bool chosen = false;    // else the trial goes on
+    bool tried = false;     // there is a choice, of a trial before this one or of a state
     std::size_t choice = 0;
     double usual = 0;     // seconds of a step with the choice; 0: not known yet
     bool moved = false;   // in the step before a guard changed what a bucket does
@@ -174,11 +185,7 @@ class Auto final : public Synchronizer {
     Trial trial;
     StepTimes times;       // since the last look
     bool changed = false;  // the step before had another candidate
-    int drifted = 0;       // looks in a row
-    int looks_to_retry = kLooksToRetry;
-    int calm = 0;
-    int looks = 0;  // since the choice
-    int looks_to_try_again = kLooksToTryAgain;
+    Patience patience;
     LinkWatch watch;
     int looks_to_probe = 0;
     std::size_t changes = 0;
@@ -213,7 +220,12 @@ class Auto final : public Synchronizer {
     own.elements = step.report.elements;
     own.delivered_all = member.lossless && step.report.finite;
     // A guard says where another system had the bucket.
-    if (member.lossless || step.report.scheme == nullptr) step.report.scheme = names_[used].c_str();
+    if (!member.lossless && step.report.scheme != nullptr) {
+      replaced_ = true;
+      stands_in_ = step.report.scheme;
+    } else {
+      step.report.scheme = names_[used].c_str();
+    }
     return true;
   }
 
@@ -258,29 +270,9 @@ class Auto final : public Synchronizer {
     if (found != buckets_.end()) found->second.delivered_all = false;
   }
 
-  /// The step counts.
-  void came_through() {
-    if (!timed_) return;  // no step has begun: something else has changed, such as the loss scale
-    if (plan_.use == 0) {
-      check_counted_ = true;
-    } else if (plan_.use == suspect_) {
-      suspect_.reset();
-    }
-  }
-
-  /// A step did not count: take_back() follows. Where that was not dense's, dense has the next one. Where
-  /// that counts, gradients themselves are finite. A candidate that fails before and after it is left out.
-  void blame() {
-    const std::size_t ran = plan_.use;
-    if (ran == suspect_ && check_counted_) left_out_[ran < members_.size() ? ran : before_->base] = true;
-    suspect_ = ran == 0 ? std::optional<std::size_t>() : ran;
-    checks_ = ran != 0;
-    check_counted_ = false;
-  }
-
   void take_back() {
     if (!before_) return;
-    if (timed_) blame();
+    if (timed_) suspicion_.does_not_count(plan_.use, plan_.use < members_.size() ? plan_.use : before_->base);
     plan_ = *before_;
     changes_.resize(plan_.changes);
     before_.reset();
@@ -300,7 +292,7 @@ class Auto final : public Synchronizer {
     return candidate < members_.size() ? candidate : plan_.base;
   }
   bool takes_part(std::size_t candidate) const {
-    if (left_out_[member_behind(candidate)]) return false;
+    if (suspicion_.leaves_out(member_behind(candidate))) return false;
     return plan_.quarters == 0 ? candidate < members_.size()
                                : candidate == plan_.base || candidate == with_dense(plan_.quarters);
   }
@@ -316,6 +308,11 @@ class Auto final : public Synchronizer {
   bool try_with_dense(std::size_t quarters);
   std::vector<float> numbers() const;
   std::optional<Plan> read_plan(Span<const float> numbers) const;
+  /// Where times are computed, or one round was asked for, there are no steps by turns.
+  bool may_duel() const { return rules_.link.empty() && rules_.trial.rounds > 1; }
+  TrialOptions of_duel() const {
+    return {.candidates = candidates(), .rounds = kDuelRounds, .steps = kDuelSteps};
+  }
   /// A trial that is not the first one has nothing to settle.
   TrialOptions again() const {
     TrialOptions options = rules_.trial;
@@ -326,10 +323,16 @@ class Auto final : public Synchronizer {
   std::uint64_t go_on(Step& step, std::optional<double> seconds, double inside);
   Measured measured();
   std::uint64_t after_round(Step& step);
+  void begin_trial();
   void end_trial(Step& step, const Seconds& seconds, double error);
-  void choose(Step& step, const Seconds& seconds, std::size_t choice, double allowed);
+  void begin_duel(std::size_t milder, std::size_t faster);
+  std::pair<std::size_t, std::size_t> duelists() const;
+  bool end_duel(Span<const Measured> ranks, Seconds& seconds);
+  void choose(Step& step, const Seconds& seconds, std::size_t choice);
+  std::string told_of_times(std::size_t candidate) const;
   std::uint64_t look(Step& step);
   void judge(Step& step, Span<const Seen> ranks, double now);
+  void act_on_another_time(Step& step, Span<const Seen> ranks, double now, const Seconds& seconds);
   std::uint64_t watch_link(Step& step, double now);
   void take_time(Step& step, double now);
   void try_again(Step& step, const std::string& why);
@@ -337,6 +340,7 @@ class Auto final : public Synchronizer {
   Members near(const Seconds& expected, double now) const;
   bool has_rivals(const Members& rivals) const;
   bool milder_may_do(const Seconds& expected, double now) const;
+  bool would_choose_another(const Seconds& expected) const;
   bool exchange_is_shorter(double inside) const;
   void take_as_usual(double seconds);
   void try_again_with(Step& step, const Members& rivals, const std::string& why);
@@ -352,19 +356,13 @@ class Auto final : public Synchronizer {
   std::vector<Pipeline> members_;
   std::map<BucketId, BucketState> buckets_;
   std::vector<Change> changes_;
-  std::array<bool, Trial::kMostCandidates> left_out_{};  // members, see blame(); trials are without them
+  Suspicion suspicion_;  // before the plan, whose trial asks it
   Plan plan_{trial_of_members(rules_.trial, {})};
   std::optional<LinkEstimate> estimate_;  // while there is a trial for another link
   std::optional<Plan> before_;            // this step, which may not count
   bool loaded_ = false;                   // since, so that the step goes on in which that was saved
   bool follows_ = false;
   bool sums_in_type_ = false;  // some gradient was of a type in which dense sums it
-
-  // What steps that did not count say about candidates, see blame(). No such step takes it back.
-  std::optional<std::size_t> suspect_;  // whose step did not count, and none of its own has since
-  bool checks_ = false;                 // dense has the next step
-  bool check_counted_ = false;
-  bool checked_ = false;  // it has this one, whose time says nothing
 
   std::vector<std::byte> probe_;  // of watch_link
   bool begun_ = false;
@@ -373,6 +371,8 @@ class Auto final : public Synchronizer {
   std::uint64_t index_ = 0;  // of it
   double began_ = 0;         // by the communicator's clock
   double inside_ = 0;        // seconds of this step in the exchange
+  bool replaced_ = false;    // some of it went to what stands in for the candidate
+  std::string stands_in_;
 };
 
 std::string milliseconds(double seconds);

@@ -74,8 +74,8 @@ class FourBuckets {
   std::vector<std::vector<double>> account_{4, std::vector<double>(kElements / 4)};
 };
 
-/// The members' trial, and one of each of three, two and one quarters, of three rounds at most.
-constexpr int kTrialOfShares = kTrial + 3 * 15;
+/// The members' trial, and one of each of three, two and one quarters, with a duel at the end of each.
+constexpr int kTrialOfShares = kTrial + 3 * 11 + 4 * 32;
 
 TEST(Auto, BucketsForWhichThereIsTimeAreExact) {
   const std::vector<std::string> with_one = {"dense", "power_sgd", "power_sgd", "power_sgd"};

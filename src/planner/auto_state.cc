@@ -14,10 +14,27 @@ namespace thinwire::planner {
 
 namespace {
 
-constexpr std::size_t kOfTrial = 7;
-constexpr std::size_t kOfSeconds = kOfTrial + Trial::kNumbers;
-constexpr std::size_t kOfLooks = kOfSeconds + Trial::kMostCandidates;
-constexpr std::size_t kPlanNumbers = kOfLooks + 4;
+/// Where each of a plan's numbers is, see kPlan.
+enum Place : std::size_t {
+  kChoice,  // counted from 1
+  kUsual,
+  kRanks,
+  kFlags,
+  kComing,
+  kBase,
+  kQuartersTried,
+  kOfTrial,
+  kOfSeconds = kOfTrial + Trial::kNumbers,
+  kLeastInside = kOfSeconds + Trial::kMostCandidates,
+  kNeededLooks,
+  kLooksToTest,
+  kOfMessage,
+  kPlanNumbers
+};
+
+constexpr unsigned kIsChosen = 1;
+constexpr unsigned kIsInferred = 2;
+constexpr unsigned kDuels = 4;
 
 }  // namespace
 
@@ -65,62 +82,69 @@ void Auto::load(const BucketReader& reader) {
   plan_ = complete && mildest ? *mildest : Plan(trial_of_members(rules_.trial, {}));
   changes_.clear();
   buckets_ = std::move(buckets);
-  begun_ = timed_ = follows_ = checks_ = checked_ = check_counted_ = false;
-  suspect_.reset();
-  left_out_ = {};
+  begun_ = timed_ = follows_ = false;
+  suspicion_ = {};
 }
 
 std::vector<float> Auto::numbers() const {
-  std::vector<float> numbers = {plan_.tried ? static_cast<float>(plan_.choice + 1) : 0.0f,
-                                static_cast<float>(plan_.usual),
-                                static_cast<float>(plan_.ranks),
-                                (plan_.chosen ? 1.0f : 0.0f) + (plan_.inferred ? 2.0f : 0.0f),
-                                static_cast<float>(plan_.coming),
-                                static_cast<float>(plan_.base),
-                                static_cast<float>(plan_.quarters)};
-  const auto trial = plan_.trial.numbers();
-  numbers.insert(numbers.end(), trial.begin(), trial.end());
-  for (const double one : plan_.seconds) numbers.push_back(is_time(one) ? static_cast<float>(one) : 0.0f);
-  numbers.insert(numbers.end(),
-                 {static_cast<float>(plan_.least_inside), static_cast<float>(plan_.looks_to_retry),
-                  static_cast<float>(plan_.looks_to_try_again),
-                  plan_.watch.is_known() ? static_cast<float>(plan_.watch.usual) : 0.0f});
+  std::vector<float> numbers(kPlanNumbers);
+  numbers[kChoice] = plan_.tried ? static_cast<float>(plan_.choice + 1) : 0.0f;
+  numbers[kUsual] = static_cast<float>(plan_.usual);
+  numbers[kRanks] = static_cast<float>(plan_.ranks);
+  numbers[kFlags] = static_cast<float>((plan_.chosen ? kIsChosen : 0) | (plan_.inferred ? kIsInferred : 0) |
+                                       (plan_.duels ? kDuels : 0));
+  numbers[kComing] = static_cast<float>(plan_.coming);
+  numbers[kBase] = static_cast<float>(plan_.base);
+  numbers[kQuartersTried] = static_cast<float>(plan_.quarters);
+  std::ranges::copy(plan_.trial.numbers(), numbers.begin() + kOfTrial);
+  std::ranges::transform(plan_.seconds, numbers.begin() + kOfSeconds,
+                         [](double one) { return is_time(one) ? static_cast<float>(one) : 0.0f; });
+  numbers[kLeastInside] = static_cast<float>(plan_.least_inside);
+  numbers[kNeededLooks] = static_cast<float>(plan_.patience.needed());
+  numbers[kLooksToTest] = static_cast<float>(plan_.patience.to_test());
+  numbers[kOfMessage] = plan_.watch.is_known() ? static_cast<float>(plan_.watch.usual) : 0.0f;
   return numbers;
 }
 
 /// Nothing for numbers that no plan has.
 std::optional<Auto::Plan> Auto::read_plan(Span<const float> numbers) const {
   const auto all = static_cast<float>(candidates());
-  const auto known = [&](std::size_t place, float end) {
+  const auto is_below = [&](std::size_t place, float end) {
     return numbers[place] >= 0 && numbers[place] < end && numbers[place] == std::floor(numbers[place]);
   };
-  Plan plan(trial_of_members(rules_.trial, {}));
-  if (!(known(0, all + 1) && is_time(static_cast<double>(numbers[1])) && known(2, 1e7f) && known(3, 4) &&
-        known(4, all) && known(5, static_cast<float>(members_.size())) && known(6, kQuarters)) ||
-      !plan.trial.resume(numbers.subspan(kOfTrial, Trial::kNumbers)) ||
-      !std::ranges::all_of(numbers.subspan(kOfSeconds, Trial::kMostCandidates + 1),
-                           [](float one) { return is_time(static_cast<double>(one)); }) ||
-      !known(kOfLooks + 1, kMostLooksToRetry + 1) || !known(kOfLooks + 2, kMostLooksToTryAgain + 1) ||
-      !is_time(static_cast<double>(numbers[kOfLooks + 3]))) {
+  const auto are_times = [&](std::size_t place, std::size_t count) {
+    return std::ranges::all_of(numbers.subspan(place, count),
+                               [](float one) { return is_time(static_cast<double>(one)); });
+  };
+  if (!(is_below(kChoice, all + 1) && is_below(kRanks, 1e7f) && is_below(kFlags, 8) &&
+        is_below(kComing, all) && is_below(kBase, static_cast<float>(members_.size())) &&
+        is_below(kQuartersTried, kQuarters) && is_below(kNeededLooks, Patience::kMost + 1) &&
+        is_below(kLooksToTest, Patience::kMostToTest + 1) && are_times(kUsual, 1) &&
+        are_times(kOfSeconds, Trial::kMostCandidates) && are_times(kLeastInside, 1) &&
+        are_times(kOfMessage, 1))) {
     return {};
   }
-  plan.tried = numbers[0] >= 1;
-  const auto flags = static_cast<unsigned>(numbers[3]);
-  plan.chosen = plan.tried && (flags & 1) != 0;
-  plan.inferred = (flags & 2) != 0;
-  plan.choice = plan.tried ? static_cast<std::size_t>(numbers[0]) - 1 : 0;
-  plan.usual = static_cast<double>(numbers[1]);
-  plan.ranks = static_cast<int>(numbers[2]);
-  plan.coming = static_cast<std::size_t>(numbers[4]);
-  plan.base = static_cast<std::size_t>(numbers[5]);
-  plan.quarters = static_cast<std::size_t>(numbers[6]);
-  for (std::size_t i = 0; i < Trial::kMostCandidates; ++i) {
-    plan.seconds[i] = static_cast<double>(numbers[kOfSeconds + i]);
+  const auto whole = [&](std::size_t place) { return static_cast<std::size_t>(numbers[place]); };
+  Plan plan(trial_of_members(rules_.trial, {}));
+  plan.duels = (whole(kFlags) & kDuels) != 0;
+  if (plan.duels) plan.trial = Trial(of_duel());
+  if (!plan.trial.resume(numbers.subspan(kOfTrial, Trial::kNumbers)) ||
+      (plan.duels && plan.trial.left() != 2)) {
+    return {};
   }
-  plan.least_inside = static_cast<double>(numbers[kOfLooks]);
-  plan.looks_to_retry = std::max(static_cast<int>(numbers[kOfLooks + 1]), kLooksToRetry);
-  plan.looks_to_try_again = std::max(static_cast<int>(numbers[kOfLooks + 2]), kLooksToTryAgain);
-  plan.watch.usual = static_cast<double>(numbers[kOfLooks + 3]);
+  plan.tried = whole(kChoice) > 0;
+  plan.choice = plan.tried ? whole(kChoice) - 1 : 0;
+  plan.chosen = plan.tried && (whole(kFlags) & kIsChosen) != 0;
+  plan.inferred = (whole(kFlags) & kIsInferred) != 0;
+  plan.usual = static_cast<double>(numbers[kUsual]);
+  plan.ranks = static_cast<int>(numbers[kRanks]);
+  plan.coming = whole(kComing);
+  plan.base = whole(kBase);
+  plan.quarters = whole(kQuartersTried);
+  std::ranges::copy(numbers.subspan(kOfSeconds, Trial::kMostCandidates), plan.seconds.begin());
+  plan.least_inside = static_cast<double>(numbers[kLeastInside]);
+  plan.patience = Patience(static_cast<int>(numbers[kNeededLooks]), static_cast<int>(numbers[kLooksToTest]));
+  plan.watch.usual = static_cast<double>(numbers[kOfMessage]);
   if (plan.watch.usual > 0) plan.watch.seen = LinkWatch::kFirst;
   plan.loaded = plan.chosen;
   return plan;

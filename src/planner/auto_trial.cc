@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -12,10 +13,10 @@
 namespace thinwire::planner {
 namespace {
 
-/// Times that are known worse than this get another round.
-constexpr double kGoodError = 0.03;
-/// The most by which a milder candidate may be behind for times that are not known better.
-constexpr double kMostError = 0.05;
+/// Where a milder candidate takes more than is allowed by up to so large a share of the fastest one's time,
+/// few steps are no proof. It is as large as what times may be wrong, within these.
+constexpr double kDoubtful = 0.05;
+constexpr double kMostDoubtful = 0.2;
 
 /// A candidate that takes so many times the fastest one's time after the first round has no second one.
 constexpr double kHopeless = 1.5;
@@ -30,11 +31,10 @@ std::string percent(double share) {
 }  // namespace
 
 Trial Auto::trial_of_members(TrialOptions options, std::optional<std::size_t> before) const {
-  const auto left_out = static_cast<std::size_t>(std::ranges::count(left_out_, true));
-  if (members_.size() - left_out < 3) options.first_is_late = false;
+  if (members_.size() - suspicion_.left_out() < 3) options.first_is_late = false;
   Trial trial(options, before);
   for (std::size_t i = 0; i < candidates(); ++i) {
-    if (i >= members_.size() || left_out_[i]) trial.drop(i);
+    if (i >= members_.size() || suspicion_.leaves_out(i)) trial.drop(i);
   }
   return trial;
 }
@@ -49,8 +49,9 @@ Auto::Measured Auto::measured() {
     const auto known = estimate_ ? Span<const double>(estimates) : times;
     const bool missing = times.empty() || known.empty();
     const double before = i < members_.size() && !plan_.trial.has(i) ? plan_.seconds[i] : 0;
-    if (plan_.quarters == 0) plan_.earlier[i] = missing && before > 0;
+    if (plan_.quarters == 0 && !plan_.duels) plan_.earlier[i] = missing && before > 0;
     if (i == 0 && !missing) plan_.inferred = false;
+    if (!missing) plan_.replaced[i] = {plan_.trial.replaced(i), times.size()};
     const double instead = before > 0 ? before : kUnknown;  // of one that is not tried again
     const Timing timing = missing ? Timing{instead, 0, instead}
                                   : timing_of(known.first(std::min(known.size(), Trial::kMostTimes)));
@@ -60,6 +61,10 @@ Auto::Measured Auto::measured() {
     own.inside[i] = plan_.trial.least_inside(i);
   }
   own.sums_in_type = sums_in_type_ ? 1 : 0;
+  if (plan_.duels) {
+    const auto [milder, faster] = duelists();
+    own.pairs = pairs_of(plan_.trial.times(milder), plan_.trial.times(faster), 1 + rules_.within);
+  }
   return own;
 }
 
@@ -71,30 +76,38 @@ std::uint64_t Auto::after_round(Step& step) {
   const auto world = static_cast<double>(all.size());
   const auto timed = static_cast<double>(plan_.trial.left() - (waits ? 1 : 0));
   Seconds seconds{};
-  plan_.middle = {};
+  Seconds middle{};
   double error = 0;
   bool known = true;
   for (const Measured& one : all) {
     for (std::size_t i = 0; i < seconds.size(); ++i) {
-      if (!takes_part(i) || (waits && i == 0)) {
+      // What another trial measured is no longer true, else there would be none.
+      if (!takes_part(i) || (waits && i == 0) || plan_.earlier[i]) {
         seconds[i] = kUnknown;
         continue;
       }
       known = known && is_time(one.seconds[i]) && is_time(one.middle[i]) && is_time(one.inside[i]) &&
-              one.error[i] >= 0 && std::isfinite(one.error[i]);
+              one.error[i] >= 0 && std::isfinite(one.error[i]) &&
+              (!plan_.duels || (one.pairs.count > 0 && std::isfinite(one.pairs.ratio)));
       seconds[i] += one.seconds[i] / world;
-      plan_.middle[i] += one.middle[i] / world;
+      middle[i] += one.middle[i] / world;
       error += plan_.trial.has(i) ? one.error[i] / world / timed : 0;
     }
   }
   const std::uint64_t sent = sizeof(Measured) * (all.size() - 1);
-  const double fastest = *std::ranges::min_element(seconds);
   if (!known) {
     // Some candidate's steps did not count, or a clock told nonsense.
-    plan_.quarters = 0;
-    plan_.trial = trial_of_members(again(), plan_.use);
+    begin_trial();
     return sent;
   }
+  for (std::size_t i = 0; i < candidates(); ++i) {
+    if (!plan_.duels || plan_.trial.has(i)) plan_.middle[i] = middle[i];
+  }
+  if (plan_.duels) {
+    if (end_duel(all, seconds)) end_trial(step, seconds, error);
+    return sent;
+  }
+  const double fastest = *std::ranges::min_element(seconds);
   for (std::size_t i = 0; i < candidates(); ++i) {
     if (seconds[i] > kHopeless * fastest && seconds[i] < kUnknown && plan_.trial.has(i)) plan_.trial.drop(i);
   }
@@ -105,7 +118,7 @@ std::uint64_t Auto::after_round(Step& step) {
     plan_.inferred = true;
     plan_.trial.drop(0);
   }
-  if (plan_.trial.is_over() && !(error > kGoodError && plan_.trial.extend())) end_trial(step, seconds, error);
+  if (plan_.trial.is_over()) end_trial(step, seconds, error);
   return sent;
 }
 
@@ -128,27 +141,72 @@ bool Auto::dense_need_not_come(Span<const Measured> ranks, const Seconds& second
          inside(1) - inside(fastest) >= kByExchange * (seconds[1] - seconds[fastest]);
 }
 
-/// Of candidates that take no part, seconds are more than any.
+/// Of candidates that take no part, seconds are more than any. error: how well the others are known.
 void Auto::end_trial(Step& step, const Seconds& seconds, double error) {
-  const double allowed = rules_.within + std::min(error, kMostError);
-  const double bound = (1 + allowed) * *std::ranges::min_element(seconds);
-  if (plan_.quarters != 0) {
-    const std::size_t mixed = with_dense(plan_.quarters);
-    if (seconds[mixed] <= bound) return choose(step, seconds, mixed, allowed);
-    if (try_with_dense(plan_.quarters - 1)) return;
-    return choose(step, seconds, plan_.base, allowed);
+  const auto faster = static_cast<std::size_t>(std::ranges::min_element(seconds) - seconds.begin());
+  const double bound = (1 + rules_.within) * seconds[faster];
+  const double doubtful = bound + std::clamp(error, kDoubtful, kMostDoubtful) * seconds[faster];
+  const auto may_do = [&](std::size_t i) {
+    return seconds[i] <= bound || (seconds[i] <= doubtful && may_duel() && plan_.duel[i].pairs.count == 0);
+  };
+  std::size_t choice = 0;
+  if (plan_.quarters == 0) {
+    for (std::size_t i = 0; i < seconds.size(); ++i) {
+      if (!plan_.earlier[i]) plan_.seconds[i] = seconds[i];
+    }
+    while (!may_do(choice)) ++choice;
+  } else {
+    choice = may_do(with_dense(plan_.quarters)) ? with_dense(plan_.quarters) : plan_.base;
   }
-  const auto mildest = std::ranges::find_if(seconds, [&](double one) { return one <= bound; });
-  const auto choice = static_cast<std::size_t>(mildest - seconds.begin());
+  if (seconds[choice] > bound) return begin_duel(choice, faster);
+  if (plan_.quarters != 0) {
+    if (choice == plan_.base && try_with_dense(plan_.quarters - 1)) return;
+    return choose(step, seconds, choice);
+  }
   plan_.base = choice;
-  plan_.seconds = seconds;
   if (!members_[choice].lossless) {
     // Its bytes alone take as long as the same share of all bytes with dense, about.
     std::size_t most = kQuarters - 1;
-    while (most > 0 && static_cast<double>(most) / kQuarters * seconds[0] > bound) --most;
+    while (most > 0 && static_cast<double>(most) / kQuarters * plan_.seconds[0] > bound) --most;
     if (try_with_dense(most)) return;
   }
-  choose(step, seconds, choice, allowed);
+  choose(step, seconds, choice);
+}
+
+/// The two alone go on, by turns.
+void Auto::begin_duel(std::size_t milder, std::size_t faster) {
+  plan_.duels = true;
+  plan_.trial = Trial(of_duel(), plan_.use);
+  for (std::size_t i = 0; i < candidates(); ++i) {
+    if (i != milder && i != faster) plan_.trial.drop(i);
+  }
+}
+
+/// The milder one of the two, and the other one.
+std::pair<std::size_t, std::size_t> Auto::duelists() const {
+  std::size_t first = 0, last = candidates() - 1;
+  while (!plan_.trial.has(first)) ++first;
+  while (!plan_.trial.has(last)) --last;
+  return plan_.quarters == 0 ? std::pair(first, last) : std::pair(last, first);
+}
+
+/// After a round of it. Where pairs of steps leave no doubt, or it was the last round, the milder one's
+/// seconds become what they say. Returns whether.
+bool Auto::end_duel(Span<const Measured> ranks, Seconds& seconds) {
+  Pairs mean{.count = ranks[0].pairs.count};
+  for (const Measured& one : ranks) {
+    mean.count = std::min(mean.count, one.pairs.count);
+    mean.ratio += one.pairs.ratio / static_cast<double>(ranks.size());
+    mean.longer += one.pairs.longer / static_cast<double>(ranks.size());
+  }
+  if (!plan_.trial.is_over() && !mean.are_clear()) return false;
+  const auto [milder, faster] = duelists();
+  // Others are known by the trial alone, so the faster one is compared with them by that.
+  if (plan_.quarters == 0) seconds[faster] = plan_.seconds[faster];
+  seconds[milder] = mean.ratio * seconds[faster];
+  plan_.duel[milder] = {mean, faster};
+  plan_.duels = false;
+  return true;
 }
 
 /// Begins the trial of the base with dense for so many quarters, or for fewer where these give it no bucket
@@ -158,6 +216,7 @@ bool Auto::try_with_dense(std::size_t quarters) {
   while (quarters > 0 && buckets_of_dense(quarters) >= before) --quarters;
   if (quarters == 0 || buckets_of_dense(quarters) == 0) return false;
   plan_.quarters = quarters;
+  plan_.duel[with_dense(quarters)] = {};
   plan_.trial = Trial(again(), plan_.use);
   for (std::size_t i = 0; i < candidates(); ++i) {
     if (!takes_part(i)) plan_.trial.drop(i);
@@ -166,12 +225,9 @@ bool Auto::try_with_dense(std::size_t quarters) {
   return true;
 }
 
-void Auto::choose(Step& step, const Seconds& seconds, std::size_t choice, double allowed) {
+void Auto::choose(Step& step, const Seconds& seconds, std::size_t choice) {
   const bool confirmed = plan_.tried && choice == plan_.choice;
-  plan_.looks_to_retry = confirmed ? std::min(2 * plan_.looks_to_retry, kMostLooksToRetry) : kLooksToRetry;
-  plan_.looks_to_try_again =
-      confirmed ? std::min(2 * plan_.looks_to_try_again, kMostLooksToTryAgain) : kLooksToTryAgain;
-  plan_.looks = 0;
+  plan_.patience.chosen(confirmed);
   plan_.choice = plan_.coming = choice;
   plan_.chosen = plan_.tried = true;
   plan_.quarters = 0;
@@ -185,7 +241,6 @@ void Auto::choose(Step& step, const Seconds& seconds, std::size_t choice, double
   plan_.watch = {};
   plan_.looks_to_probe = 0;
   plan_.times = StepTimes();
-  plan_.drifted = plan_.calm = 0;
   std::string all;
   for (std::size_t i = 0; i < candidates(); ++i) {
     const double one = seconds[i] < kUnknown ? seconds[i] : plan_.seconds[i];
@@ -194,21 +249,31 @@ void Auto::choose(Step& step, const Seconds& seconds, std::size_t choice, double
     all += (all.empty() ? "" : ", ") + std::string(inferred ? "at least " : "") + milliseconds(one) +
            " with " + name_of(i);
     if (inferred) all += " (not tried: it sends twice as much as " + name_of(1) + ")";
-    if (plan_.earlier[i]) all += " (in an earlier trial)";
+    all += told_of_times(i);
   }
-  const std::string of_which = percent(allowed - rules_.within) == percent(0)
-                                   ? ""
-                                   : " (" + percent(rules_.within) + " are always allowed, and " +
-                                         percent(allowed - rules_.within) +
-                                         " is how far these times may be wrong)";
   const std::string where =
       rules_.link.empty() ? ". Undisturbed, a step takes " : ". Over " + rules_.link + " a step takes ";
   // Later steps are compared with the median: on a busy machine that is far from the times above.
   const std::string usual =
       rules_.link.empty() ? ". The median of the chosen one's steps is " + milliseconds(plan_.usual) : "";
-  add_change(step, name_of(choice) + where + all + ". Of those that take at most " + percent(allowed) +
-                       " more than the shortest, the one that changes gradients least is taken" + of_which +
-                       usual);
+  add_change(step, name_of(choice) + where + all + ". Of those that take at most " + percent(rules_.within) +
+                       " more than the shortest, the one that changes gradients least is taken" + usual);
+}
+
+/// What else is to be said of a candidate's time.
+std::string Auto::told_of_times(std::size_t candidate) const {
+  std::string all = plan_.earlier[candidate] ? " (in an earlier trial)" : "";
+  const auto& [steps, timed] = plan_.replaced[candidate];
+  if (steps > 0) {
+    all +=
+        " (with " + stands_in_ + " in " + std::to_string(steps) + " of " + std::to_string(timed) + " steps)";
+  }
+  const auto& [pairs, faster] = plan_.duel[candidate];
+  if (pairs.count == 0) return all;
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), " (by %.0f pairs of steps %.3f times those ", pairs.count,
+                pairs.ratio);
+  return all + text.data() + "with " + name_of(faster) + ")";
 }
 
 void Auto::leave_out_what_failed(Step& step) {
@@ -216,7 +281,7 @@ void Auto::leave_out_what_failed(Step& step) {
     const bool is_used = plan_.chosen          ? member_behind(plan_.choice) == i
                          : plan_.quarters == 0 ? plan_.trial.has(i)
                                                : plan_.base == i;
-    if (!left_out_[i] || !is_used) continue;
+    if (!suspicion_.leaves_out(i) || !is_used) continue;
     try_again(step, names_[i] +
                         " is left out: its steps before and after one with dense did not count, and "
                         "that one did");
@@ -233,7 +298,14 @@ void Auto::try_again_with(Step& step, const Members& rivals, const std::string& 
 
 void Auto::try_again(Step& step, const std::string& why) {
   add_change(step, why + ": the candidates are tried again");
+  begin_trial();
+}
+
+/// Of all members.
+void Auto::begin_trial() {
   plan_.quarters = 0;
+  plan_.duels = false;
+  plan_.duel = {};
   plan_.trial = trial_of_members(again(), plan_.use);
   plan_.chosen = false;
   plan_.coming = plan_.trial.coming();

@@ -48,6 +48,50 @@ double expected_seconds(double seconds, const StepAndInside& before, const StepA
 /// The same where only the network has changed: what it takes is `factor` times what it was.
 double expected_over(double seconds, const StepAndInside& before, double factor);
 
+/// How often looks have to see another step time before candidates are tried again.
+class Patience {
+ public:
+  static constexpr int kFewest = 2;
+  static constexpr int kMost = 64;
+  static constexpr int kMostWhenFar = 8;  ///< Where steps take another time by more than a half.
+  static constexpr int kCalm = 30;        ///< Looks in a row without another time, after which it is halved.
+  /// Looks after which a choice is put to the test again: a guard may have given a candidate's buckets to
+  /// another system in the trial, and the machine may have other work now.
+  static constexpr int kFewestToTest = 70;
+  static constexpr int kMostToTest = 64 * kFewestToTest;
+
+  Patience() = default;
+  /// As it was saved.
+  Patience(int needed, int to_test)
+      : needed_(std::max(needed, kFewest)), to_test_(std::max(to_test, kFewestToTest)) {}
+
+  /// Looks in a row that it takes.
+  int needed() const { return needed_; }
+  int needed_when_far() const { return std::min(needed_, kMostWhenFar); }
+  int to_test() const { return to_test_; }
+  bool is_disturbed() const { return disturbed_ > 0; }
+
+  /// A trial has ended. Where it confirmed the choice, what led to it was noise, and it takes twice as many.
+  void chosen(bool confirmed);
+  /// One look more. Returns whether the choice is to be put to the test.
+  bool is_test_due() { return ++looks_ >= to_test_; }
+  void was_tested() { looks_ = 0; }
+  /// That look saw the time that the choice rests on.
+  void see_calm();
+  /// It saw another one. Returns whether enough in a row did.
+  bool see_change(bool far);
+  /// The time is another one from now on, and for a good reason.
+  void forget_changes() { disturbed_ = 0; }
+  void forget_calm() { calm_ = 0; }
+
+ private:
+  int needed_ = kFewest;
+  int to_test_ = kFewestToTest;
+  int disturbed_ = 0;  // looks in a row
+  int calm_ = 0;
+  int looks_ = 0;  // since the choice
+};
+
 /// What a message of a known size takes now and then, where the chosen system sends too little to show how
 /// fast the link is.
 struct LinkWatch {
@@ -65,6 +109,10 @@ struct LinkWatch {
     }
   }
 };
+
+/// Whether steps take `change` seconds more or less and no rank spends more or less time in the exchange:
+/// what training computes takes another time. False where the exchange's time is not known.
+bool is_computing_alone(Span<const Seen> ranks, double change);
 
 /// The rank that alone explains why steps take `change` seconds more or less: the others spend more or less
 /// time in the exchange as they wait for it, and it does not.

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <vector>
+
 namespace thinwire::looks_test {
 namespace {
 
@@ -26,6 +28,62 @@ TEST(LinkWatch, CountsMessagesInARowThatTookLessThanHalf) {
   watch.add(0.050);  // other work delays a message
   EXPECT_EQ(watch.shorter, 0);
   EXPECT_EQ(watch.usual, 0.010);
+}
+
+TEST(Patience, IsTwiceAsLongAfterATrialThatConfirmedTheChoice) {
+  Patience patience;
+  EXPECT_FALSE(patience.see_change(false));
+  EXPECT_TRUE(patience.is_disturbed());
+  patience.see_calm();
+  EXPECT_FALSE(patience.see_change(false)) << "the calm look between them";
+  EXPECT_TRUE(patience.see_change(false));
+  for (int i = 0; i < 10; ++i) patience.chosen(true);
+  EXPECT_EQ(patience.needed(), Patience::kMost);
+  EXPECT_EQ(patience.to_test(), Patience::kMostToTest);
+  for (int i = 1; i < Patience::kMostWhenFar; ++i) EXPECT_FALSE(patience.see_change(true)) << i;
+  EXPECT_TRUE(patience.see_change(true));
+  patience.chosen(false);
+  EXPECT_EQ(patience.needed(), Patience::kFewest);
+}
+
+TEST(Patience, IsHalfAsLongAfterACalmTime) {
+  Patience patience(8, 0);
+  for (int i = 0; i < Patience::kCalm; ++i) {
+    EXPECT_EQ(patience.needed(), 8) << i;
+    patience.see_calm();
+  }
+  EXPECT_EQ(patience.needed(), 4);
+  for (int i = 1; i < Patience::kCalm; ++i) patience.see_calm();
+  EXPECT_FALSE(patience.see_change(false));
+  patience.see_calm();
+  EXPECT_EQ(patience.needed(), 4) << "that was no calm time";
+}
+
+TEST(Patience, PutsAChoiceToTheTest) {
+  Patience patience;
+  for (int time = 0; time < 2; ++time) {
+    for (int i = 1; i < Patience::kFewestToTest; ++i) EXPECT_FALSE(patience.is_test_due()) << i;
+    EXPECT_TRUE(patience.is_test_due());
+    patience.was_tested();
+  }
+}
+
+TEST(IsComputingAlone, WhereNoRanksExchangeShowsTheChange) {
+  const auto of = [](const std::vector<Seen>& ranks, double change) {
+    return is_computing_alone(Span<const Seen>(ranks), change);
+  };
+  EXPECT_TRUE(of({{.inside = 0.02, .inside_before = 0.01}, {.inside = 0.01, .inside_before = 0.01}}, 0.1));
+  EXPECT_TRUE(of({{.inside = 0.01, .inside_before = 0.02}}, -0.1));
+  EXPECT_FALSE(of({{.inside = 0.01, .inside_before = 0.01}, {.inside = 0.05, .inside_before = 0.01}}, 0.1));
+  EXPECT_FALSE(of({{.inside = 0.01, .inside_before = 0.05}}, -0.1));
+  EXPECT_FALSE(of({{.inside = 0.01, .inside_before = -1}}, 0.1)) << "not known";
+}
+
+TEST(RankThatChanged, IsTheOneWhoseExchangeDoesNotShowTheChange) {
+  const std::vector<Seen> ranks = {{.inside = 0.11, .inside_before = 0.01},
+                                   {.inside = 0.01, .inside_before = 0.01}};
+  EXPECT_EQ(rank_that_changed(Span<const Seen>(ranks), 0.1), 1);
+  EXPECT_FALSE(rank_that_changed(Span<const Seen>(ranks), 1.0)) << "so little explains nothing";
 }
 
 /// Of 0.1 s that another system's step took, 0.02 s were computing.

@@ -5,7 +5,7 @@
 namespace thinwire {
 
 Trial::Trial(const TrialOptions& options, std::optional<std::size_t> before)
-    : options_(options), rounds_(options.rounds), turn_(options.first_is_late ? 1 : 0) {
+    : options_(options), turn_(options.first_is_late ? 1 : 0) {
   std::fill(dropped_.begin() + static_cast<std::ptrdiff_t>(options.candidates), dropped_.end(), true);
   // The first step of all prepares memory.
   skipped_ = std::max<std::size_t>(options.settle, before == turn_ ? 0 : 1);
@@ -33,35 +33,25 @@ void Trial::next_turn() {
   auto next = after(turn_);
   if (!next) {
     ending_ = true;
-    if (++round_ < rounds_) next = after({});
+    if (++round_ < options_.rounds) next = after({});
   }
   at_ = 0;
   skipped_ = next == turn_ ? 0 : 1;
   turn_ = next.value_or(turn_);
 }
 
-void Trial::begin_step(std::optional<double> seconds, double inside) {
+void Trial::begin_step(std::optional<double> seconds, double inside, bool replaced) {
   if (counting_ && seconds && counts_[*counting_] < kMostTimes) {
     double& least = least_inside_[*counting_];
     least = counts_[*counting_] == 0 ? inside : std::min(least, inside);
     times_[*counting_][counts_[*counting_]++] = *seconds;
+    replaced_[*counting_] += replaced ? 1 : 0;
   }
   over_ = ending_;
   ending_ = false;
   counting_.reset();
   if (at_ >= skipped_) counting_ = turn_;
-  if (++at_ >= skipped_ + options_.steps && round_ < rounds_) next_turn();
-}
-
-bool Trial::extend() {
-  if (options_.rounds < 2 || rounds_ >= options_.rounds + kMostMoreRounds || left() < 2) return false;
-  ++rounds_;
-  over_ = false;
-  const auto next = after({});
-  skipped_ = next == turn_ ? 0 : 1;
-  turn_ = next.value_or(turn_);
-  at_ = 0;
-  return true;
+  if (++at_ >= skipped_ + options_.steps && round_ < options_.rounds) next_turn();
 }
 
 void Trial::drop(std::size_t candidate) {
@@ -78,7 +68,7 @@ void Trial::drop(std::size_t candidate) {
 std::array<float, Trial::kNumbers> Trial::numbers() const {
   unsigned dropped = 0;
   for (std::size_t i = 0; i < kMostCandidates; ++i) dropped |= dropped_[i] ? 1u << i : 0u;
-  const auto flags = (ending_ ? 1u : 0u) | (over_ ? 2u : 0u) | (rounds_ > options_.rounds ? 4u : 0u);
+  const auto flags = (ending_ ? 1u : 0u) | (over_ ? 2u : 0u);
   return {static_cast<float>(round_),  static_cast<float>(turn_),
           static_cast<float>(at_),     static_cast<float>(skipped_),
           static_cast<float>(dropped), counting_ ? static_cast<float>(*counting_ + 1) : 0.0f,
@@ -88,13 +78,13 @@ std::array<float, Trial::kNumbers> Trial::numbers() const {
 bool Trial::resume(Span<const float> numbers) {
   // Whole numbers, each below its bound.
   const std::array<std::size_t, kNumbers> bounds = {
-      options_.rounds + kMostMoreRounds + 1,
+      options_.rounds + 1,
       options_.candidates,
       std::max<std::size_t>(1, options_.settle) + options_.steps + 1,
       std::max<std::size_t>(1, options_.settle) + 1,
       std::size_t{1} << kMostCandidates,
       options_.candidates + 1,
-      8};
+      4};
   std::array<std::size_t, kNumbers> read{};
   for (std::size_t i = 0; i < kNumbers; ++i) {
     if (!(numbers[i] >= 0 && numbers[i] < static_cast<float>(bounds[i]))) return false;
@@ -112,8 +102,8 @@ bool Trial::resume(Span<const float> numbers) {
   if (read[5] != 0) counting_ = read[5] - 1;
   ending_ = (read[6] & 1) != 0;
   over_ = (read[6] & 2) != 0;
-  rounds_ = options_.rounds + ((read[6] & 4) != 0 ? kMostMoreRounds : 0);
   counts_ = {};
+  replaced_ = {};
   least_inside_ = {};
   return true;
 }
@@ -136,6 +126,19 @@ Timing timing_of(Span<const double> seconds) {
   const double next = sorted[std::min(taken + 1, last)];
   const double middle = taken == 0 ? undisturbed : sorted[seconds.size() / 2];
   return {undisturbed, undisturbed > 0 ? next / undisturbed - 1 : 0, middle};
+}
+
+Pairs pairs_of(Span<const double> first, Span<const double> second, double bound) {
+  std::array<double, Trial::kMostTimes> ratios{};
+  std::size_t count = 0, longer = 0;
+  for (std::size_t i = 0; i < std::min(first.size(), second.size()); ++i) {
+    if (second[i] <= 0) continue;
+    ratios[count] = first[i] / second[i];
+    longer += ratios[count++] > bound ? 1 : 0;
+  }
+  if (count == 0) return {};
+  const auto all = static_cast<double>(count);
+  return {all, median({ratios.data(), count}), static_cast<double>(longer) / all};
 }
 
 namespace {

@@ -28,7 +28,6 @@ class Trial {
  public:
   static constexpr std::size_t kMostCandidates = 8;
   static constexpr std::size_t kMostTimes = 32;  // of a candidate
-  static constexpr std::size_t kMostMoreRounds = 1;
 
   /// before: the candidate that ran last, if one did.
   explicit Trial(const TrialOptions& options, std::optional<std::size_t> before = {});
@@ -37,17 +36,14 @@ class Trial {
   std::size_t coming() const { return turn_; }
 
   /// At the beginning of the step that was coming. seconds: of the step before, where they are known.
-  /// inside: what of these was the exchange's.
-  void begin_step(std::optional<double> seconds, double inside = 0);
+  /// inside: what of these was the exchange's. replaced: another system had some of that step.
+  void begin_step(std::optional<double> seconds, double inside = 0, bool replaced = false);
 
   /// All times of a round are there, and this step has begun since: the moment to drop candidates, or to
   /// choose.
   bool round_is_over() const { return over_; }
   /// It was the last round, or one candidate is left.
-  bool is_over() const { return over_ && (round_ >= rounds_ || left() < 2); }
-  /// Where it is over: a round more, unless there was one already, or one candidate is left or one round
-  /// asked for. Returns whether.
-  bool extend();
+  bool is_over() const { return over_ && (round_ >= options_.rounds || left() < 2); }
 
   /// Not the only one that is left.
   void drop(std::size_t candidate);
@@ -65,6 +61,8 @@ class Trial {
   Span<const double> times(std::size_t candidate) const {
     return {times_[candidate].data(), counts_[candidate]};
   }
+  /// Of its times, those of steps of which another system had some.
+  std::size_t replaced(std::size_t candidate) const { return replaced_[candidate]; }
   /// Of its steps that counted, the least that the exchange took. 0 without any.
   double least_inside(std::size_t candidate) const { return least_inside_[candidate]; }
 
@@ -77,10 +75,10 @@ class Trial {
   void next_turn();
 
   TrialOptions options_;
-  std::size_t rounds_ = 0;  // of options_, and what extend() adds
   std::array<bool, kMostCandidates> dropped_{};
   std::array<std::array<double, kMostTimes>, kMostCandidates> times_{};
   std::array<std::size_t, kMostCandidates> counts_{};
+  std::array<std::size_t, kMostCandidates> replaced_{};
   std::array<double, kMostCandidates> least_inside_{};
   std::size_t round_ = 0;
   std::size_t turn_ = 0;  // the candidate whose turn it is
@@ -103,6 +101,19 @@ struct Timing {
 };
 /// seconds: at most Trial::kMostTimes, at least one.
 Timing timing_of(Span<const double> seconds);
+
+/// Two candidates of which one has had a step whenever the other one has had one, soon before or after it.
+/// What disturbs the machine for a while disturbs both.
+struct Pairs {
+  double count = 0;
+  double ratio = 0;   ///< The median of what the first one took, divided by what the second one took.
+  double longer = 0;  ///< The share of pairs in which that was more than the bound.
+
+  /// Hardly a pair says otherwise, so more of them will not.
+  bool are_clear() const { return count >= 4 && (longer < 0.25 || longer > 0.75); }
+};
+/// The times of the two, in their order: at most Trial::kMostTimes.
+Pairs pairs_of(Span<const double> first, Span<const double> second, double bound);
 
 /// Whether a step that took `before` seconds takes so much longer or shorter `now` that another candidate may
 /// be faster: by a quarter.

@@ -67,6 +67,15 @@ TEST(Trial, TheLeastThatTheExchangeTookIsOfStepsThatCount) {
   EXPECT_EQ(trial.least_inside(1), 5) << "of steps 4 and 5";
 }
 
+TEST(Trial, StepsOfWhichAnotherSystemHadSomeAreCountedWhereTheirTimesAre) {
+  Trial trial({.candidates = 2, .settle = 1, .rounds = 1, .steps = 2});
+  // Of candidate 0's steps 0 to 2 all but the first count, of candidate 1's steps 3 to 5 as well.
+  for (int step = 0; !trial.is_over(); ++step) trial.begin_step(1.0, 0, step == 1 || step == 3 || step > 4);
+  EXPECT_EQ(trial.replaced(0), 1) << "step 2, which step 3 tells";
+  EXPECT_EQ(trial.replaced(1), 2);
+  EXPECT_EQ(times(trial, 1), 2);
+}
+
 TEST(Trial, WhatIsDroppedHasNoMoreTurns) {
   Trial trial({.candidates = 3, .settle = 0, .rounds = 2, .steps = 1});
   // Candidate 2 begins the second round in the step in which the first one's times are known.
@@ -96,27 +105,6 @@ TEST(Trial, ACandidateThatRanBeforeCountsAtOnce) {
   EXPECT_EQ(run(trial, {1, 2}), (std::vector<std::size_t>{0, 0, 1, 1, 1, 1}));
   Trial other({.candidates = 2, .settle = 0, .rounds = 1, .steps = 2}, 1);
   EXPECT_EQ(run(other, {1, 2}), (std::vector<std::size_t>{0, 0, 0, 1, 1, 1, 1}));
-}
-
-TEST(Trial, ItIsExtendedOnce) {
-  const TrialOptions options{.candidates = 2, .settle = 0, .rounds = 2, .steps = 1};
-  Trial trial(options, 0);
-  run(trial, {1, 2});
-  ASSERT_EQ(times(trial, 0), 2u);
-  EXPECT_TRUE(trial.extend());
-  EXPECT_FALSE(trial.is_over());
-  // A run that is resumed here has the round as well.
-  Trial resumed(options);
-  const auto numbers = trial.numbers();
-  ASSERT_TRUE(resumed.resume(Span<const float>(numbers.data(), Trial::kNumbers)));
-  const std::vector<std::size_t> used = run(trial, {1, 2});
-  EXPECT_EQ(run(resumed, {1, 2}), used);
-  EXPECT_EQ(times(trial, 0), 3u);
-  EXPECT_EQ(times(trial, 1), 3u);
-  EXPECT_FALSE(trial.extend()) << "once";
-  Trial one({.candidates = 2, .settle = 0, .rounds = 1, .steps = 1});
-  run(one, {1, 2});
-  EXPECT_FALSE(one.extend()) << "one round was asked for";
 }
 
 TEST(Trial, StepsOfUnknownTimeSayNothing) {
@@ -171,6 +159,32 @@ TEST(TimingOf, WhatDisturbsAStepIsLeftOut) {
   EXPECT_EQ(of({3}).middle, 3);
   EXPECT_EQ(of({30, 2}).middle, 2) << "as its seconds";
   EXPECT_EQ(of({9, 1, 3, 2}).middle, 3) << "as looks have it";
+}
+
+Pairs pairs(const std::vector<double>& first, const std::vector<double>& second) {
+  return pairs_of(Span<const double>(first), Span<const double>(second), 1.02);
+}
+
+TEST(PairsOf, OneThatADisturbanceSplitSaysLittle) {
+  const Pairs some = pairs({1.1, 9, 2.2, 1.1}, {1, 1, 2, 1});
+  EXPECT_EQ(some.count, 4);
+  EXPECT_NEAR(some.ratio, 1.1, 1e-12);
+  EXPECT_EQ(some.longer, 1);
+  EXPECT_NEAR(pairs({1, 1, 1, 1}, {1, 1, 1, 0.5}).longer, 0.25, 1e-12);
+}
+
+TEST(PairsOf, WhatHasNoTimeBesideItSaysNothing) {
+  EXPECT_EQ(pairs({1, 2, 3}, {1}).count, 1);
+  EXPECT_EQ(pairs({}, {1}).count, 0);
+  EXPECT_EQ(pairs({1, 1}, {0, 1}).count, 1) << "a clock that stood still";
+}
+
+TEST(PairsOf, MoreOfThemAreNeededWhereTheyDoNotAgree) {
+  EXPECT_FALSE(pairs({1, 1, 1}, {1, 1, 1}).are_clear()) << "too few";
+  EXPECT_TRUE(pairs({1, 1, 1, 1}, {1, 1, 1, 1}).are_clear());
+  EXPECT_TRUE(pairs({2, 2, 2, 2}, {1, 1, 1, 1}).are_clear());
+  EXPECT_FALSE(pairs({1, 1, 1, 2}, {1, 1, 1, 1}).are_clear());
+  EXPECT_TRUE(pairs({1, 1, 1, 2, 1, 1}, {1, 1, 1, 1, 1, 1}).are_clear());
 }
 
 TEST(Median, OneOutlierMovesNothing) {

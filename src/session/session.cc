@@ -247,6 +247,7 @@ Step Session::begin(Bucket& own, BucketId bucket, Span<float> residual) {
             .seed = options_.seed,
             .learning_rate = learning_rate_,
             .loss_scale = loss_scale_,
+            .waited_seconds = waited_,
             .reduce_scatter = options_.reduce_scatter,
             .sharing = options_.sharing,
             .parameter_ends = own.parameter_ends,

@@ -1,7 +1,9 @@
 """Scenarios of what compression adds: agreement, nothing lost, loss scaling."""
+import copy
 import logging
 import math
 import re
+import time
 from typing import Union, get_args, get_origin, get_type_hints
 
 import torch
@@ -148,6 +150,39 @@ def a_given_system_is_explained_as_it_was_given():
         handle.load_state_dict(handle.state_dict())
         assert handle.explain() == "no step was made yet; the next one, 1, runs half"
         handle.close()
+
+
+class Normed(nn.Module):
+    """With buffers, which DDP sends from rank 0 when forward begins."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(20, 48), nn.BatchNorm1d(48), nn.Tanh(), nn.Linear(48, 5))
+
+    def forward(self, x):
+        return self.layers(x.view(-1, 20))
+
+
+def auto_names_a_slow_rank_0_where_ranks_wait_for_its_buffers():
+    """On a busy machine steps may vary by more than it sleeps, so it has several tries."""
+    model = wrap(Normed)
+    handle = register(model, "auto:settle=1:rounds=1:steps=2:interval=4")
+    optimizer = sgd(model)
+    step = len(train_until_chosen(model, handle, optimizer))
+    for _ in range(4):
+        train(model, 20, first=step, optimizer=optimizer)
+        for _ in range(24):
+            if RANK == 0:
+                time.sleep(0.25)
+            train(model, 1, first=step, optimizer=optimizer)
+            step += 1
+        if "by rank 0 alone, for which the others wait" in handle.explain():
+            break
+    else:
+        raise AssertionError(handle.explain())
+    copy.deepcopy(model)(batch(step)).sum().backward()  # which takes nothing of the handle along
+    handle.close()
+    assert not model._forward_pre_hooks and not model.module._forward_pre_hooks
 
 
 def auto_explains_a_table_of_rows():
@@ -595,6 +630,7 @@ def scalars_tell_of_trouble():
 
 
 COMPRESSION = [every_system_agrees, vectors_are_known_to_systems, auto_chooses_and_says_why,
+               auto_names_a_slow_rank_0_where_ranks_wait_for_its_buffers,
                auto_explains_a_table_of_rows, auto_decides_where_the_first_bucket_is_a_table,
                a_given_system_is_explained_as_it_was_given,
                compression_is_the_same_on_an_emulated_device, nothing_is_lost, mixed_types, loss_scaling,
