@@ -337,12 +337,11 @@ RowMean PushPull::pull() {
 /// The header of an owner's result, checked.
 void PushPull::await_result(RowMessages& results, std::size_t owner) {
   const FrameHeader& arrived = results.await_header(owner, owned_slots(owner), world_);
-  if (scheme_.pull_bitmaps && arrived.type == FrameType::row_bitmap) {
-    require_field(arrived, "slots", arrived.count, owned_slots(owner));
-  } else {
-    require_field(arrived, "type", static_cast<std::uint64_t>(arrived.type),
-                  static_cast<std::uint64_t>(FrameType::row_list));
-  }
+  const bool either = scheme_.pull == PullFormat::smaller && arrived.type == FrameType::row_bitmap;
+  const bool bitmap = either || scheme_.pull == PullFormat::bitmap;
+  require_field(arrived, "type", static_cast<std::uint64_t>(arrived.type),
+                static_cast<std::uint64_t>(bitmap ? FrameType::row_bitmap : FrameType::row_list));
+  if (bitmap) require_field(arrived, "slots", arrived.count, owned_slots(owner));
   require_field(arrived, "first slot", arrived.first, first_slot(owner));
   pulled_rows_[owner] = frame_rows(arrived);
   pulled_bytes_[owner] = arrived.payload_bytes;
@@ -374,14 +373,13 @@ RowSparse PushPull::collect(RowMessages& results) {
 Span<const std::byte> PushPull::encode(FrameContents& contents) {
   const std::size_t slots = owned_slots();
   const std::size_t listed = pulled_rows_[self_];
-  const std::uint64_t as_list = row_list_bytes(listed, width_);
-  const std::uint64_t as_bitmap = row_bitmap_bytes(slots, listed, width_);
-  const bool bitmap = scheme_.pull_bitmaps && as_bitmap < as_list;
-  contents = {.type = bitmap ? FrameType::row_bitmap : FrameType::row_list,
-              .workers = static_cast<std::uint32_t>(world_),
-              .first = first_slot(self_),
-              .count = bitmap ? slots : listed,
-              .payload_bytes = bitmap ? as_bitmap : as_list};
+  const bool bitmap = pulls_bitmap(scheme_.pull, slots, listed, width_);
+  contents = {
+      .type = bitmap ? FrameType::row_bitmap : FrameType::row_list,
+      .workers = static_cast<std::uint32_t>(world_),
+      .first = first_slot(self_),
+      .count = bitmap ? slots : listed,
+      .payload_bytes = bitmap ? row_bitmap_bytes(slots, listed, width_) : row_list_bytes(listed, width_)};
   pulled_bytes_[self_] = contents.payload_bytes;
   const auto payload = take<std::byte>(contents.payload_bytes);
   if (bitmap) {
