@@ -10,7 +10,6 @@
 #include "core/partition.h"
 #include "kernels/dense/dense.h"
 #include "kernels/rows/bitmap.h"
-#include "kernels/rows/hash_partition.h"
 #include "kernels/rows/row_access.h"
 #include "thinwire/errors.h"
 
@@ -221,15 +220,28 @@ void PushPull::split() {
   if (!scheme_.hash_split) {
     return split_by_owner(executor_, owner_of, own_.row_indices, own_.values, width_, cursors);
   }
-  // The same parts by Algorithm 1.
-  const auto shape = HierarchicalHashShape::for_nonzeros(own_.size(), world_);
-  const HashMemory memory{.slots = take_scratch<std::uint32_t>(shape.owners * shape.slots),
-                          .serial = take_scratch<std::uint32_t>(own_.size()),
-                          .cursors = take<std::size_t>(world_)};
-  const auto positions = take_scratch<std::uint32_t>(own_.size());
-  split_positions_by_hash(executor_, shape, *scheme_.hash_split, own_.row_indices, owner_of, pushed_, memory,
-                          positions);
-  deliver_rows(executor_, positions, owner_of, own_.row_indices, own_.values, width_, cursors);
+  deliver_rows(executor_, positions_by_hash(owner_of), owner_of, own_.row_indices, own_.values, width_,
+               cursors);
+}
+
+/// The same parts by Algorithm 1. Where more collide than the serial area has room for, it is made again with
+/// room for all.
+Span<const std::uint32_t> PushPull::positions_by_hash(Span<const std::uint16_t> owner_of) {
+  const std::size_t count = own_.size();
+  const HierarchicalHashShape shape = scheme_.hashing.shape(count, world_);
+  HashMemory memory{.slots = take_scratch<std::uint32_t>(shape.owners * shape.slots),
+                    .serial = take_scratch<std::uint32_t>(std::min(count, shape.owners * shape.serial_room)),
+                    .cursors = take<std::size_t>(world_)};
+  const auto positions = take_scratch<std::uint32_t>(count);
+  const auto split = [&] {
+    return split_positions_by_hash(executor_, shape, *scheme_.hash_split, own_.row_indices, owner_of, pushed_,
+                                   memory, positions);
+  };
+  if (split() > memory.serial.size()) {
+    memory.serial = take_scratch<std::uint32_t>(count);
+    split();
+  }
+  return positions;
 }
 
 void PushPull::find_owners_of_rows(Span<std::uint16_t> owner_of) {

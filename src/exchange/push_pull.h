@@ -22,6 +22,7 @@
 
 #include "core/philox.h"
 #include "exchange/row_messages.h"
+#include "kernels/rows/hash_partition.h"
 #include "kernels/rows/index_permutation.h"
 
 namespace thinwire {
@@ -42,6 +43,7 @@ struct PushPullScheme {
   /// Rows are split among owners by Zen's Algorithm 1, with second-level hashes of this stream, and not by a
   /// counting sort. What is sent is the same to the bit.
   std::optional<RandomStream> hash_split{};
+  HierarchicalHashParameters hashing{};  ///< Of hash_split.
   /// Where the slots of owners 1, 2, ... begin, in place of nearly equal parts: ascending, at most the
   /// table's rows, the same on all ranks. Empty: equal parts. Slots are rows themselves then
   /// (IndexPermutation::none()), and rows must lie in memory of the CPU.
@@ -101,6 +103,7 @@ class PushPull {
   void check_scheme() const;
   void split();
   void find_owners_of_rows(Span<std::uint16_t> owner_of);
+  Span<const std::uint32_t> positions_by_hash(Span<const std::uint16_t> owner_of);
   Span<const std::uint32_t> owned_slots_of(std::size_t rank, Span<const std::uint32_t> indices);
   void await_push(std::size_t peer);
   void await_result(RowMessages& results, std::size_t owner);

@@ -32,8 +32,8 @@
 // - pi replaces the table of I_p (4 bytes per index and rank) that the paper sorts offline. Encoding and
 //   decoding compute slots instead of looking them up.
 // - Rows are split by a stable sort, on a GPU as on a CPU. Frames list them in order, and what is sent must
-//   not depend on which thread came first. split=hash takes Algorithm 1 (kernels/rows/hash_partition.h), and
-//   puts in order what each owner got. Both send the same bytes.
+//   not depend on which thread came first. split=hash takes Algorithm 1 (kernels/rows/hash_partition.h), with
+//   its k, r1 and r2 as options, and puts in order what each owner got. Both send the same bytes.
 // - split=thresholds is what the paper argues against (section 3.1): no hash, but the union of a step's
 //   indices cut evenly, whose cuts are the owners' thresholds for the next steps, 1000 in the paper. Every
 //   rank has the union when the pull ends, in order: thresholds cost no message and no sort. Without any,
@@ -241,6 +241,7 @@ struct ZenConfig {
   LinkModel link;
   PullFormat pull = PullFormat::smaller;
   Split split = Split::sort;
+  HierarchicalHashParameters hashing;
   std::uint64_t every = 1000;  ///< Steps that thresholds last.
 };
 
@@ -393,7 +394,8 @@ class Zen final : public SparseSynchronizer {
     const std::uint32_t block_bits = block_bits_for(
         static_cast<double>(state.smallest), static_cast<std::size_t>(step.communicator.size()), own.width);
     PushPullScheme scheme{.slots = IndexPermutation::make(own.rows, stream, block_bits),
-                          .pull = config_.pull};
+                          .pull = config_.pull,
+                          .hashing = config_.hashing};
     if (config_.split == Split::hash) {
       // Independent of pi's, which is of rank 0 and hop 0. Only the owner must be agreed.
       scheme.hash_split = random_stream(step.seed, step.index, bucket, RandomPurpose::ownership,
@@ -414,6 +416,37 @@ class Zen final : public SparseSynchronizer {
   ZenConfig config_;
   BucketStates<BucketState> states_;
 };
+
+ZenConfig config_from(const Options& options) {
+  ZenConfig config;
+  const std::string scheme = options.choice("scheme", {"auto", "push_pull", "centralization"});
+  config.scheme = scheme == "auto"        ? Scheme::automatic
+                  : scheme == "push_pull" ? Scheme::push_pull
+                                          : Scheme::centralization;
+  config.profile_steps = static_cast<std::uint64_t>(options.integer("profile_steps", 1, 1000));
+  config.link = {.latency_seconds = options.real("latency_us", 0, 1e9) * 1e-6,
+                 .bytes_per_second = options.real("gbit", 0, 1e6) * 1e9 / 8};
+  const std::string pull = options.choice("pull", {"auto", "bitmap", "list"});
+  config.pull = pull == "auto"     ? PullFormat::smaller
+                : pull == "bitmap" ? PullFormat::bitmap
+                                   : PullFormat::list;
+  const std::string split = options.choice("split", {"sort", "hash", "thresholds"});
+  config.split = split == "sort" ? Split::sort : split == "hash" ? Split::hash : Split::thresholds;
+  config.hashing = {.hashes = static_cast<int>(options.integer("hashes", 1, 64)),
+                    .slots = options.real("slots", 0.01, 64),
+                    .serial = options.real("serial", 0, 1)};
+  config.every = static_cast<std::uint64_t>(options.integer("every", 1, 1'000'000'000));
+  if (config.split != Split::sort && config.scheme == Scheme::centralization) {
+    throw std::invalid_argument("zen: split=" + split +
+                                " has no owners to split among under scheme=centralization");
+  }
+  if (config.split == Split::thresholds && config.scheme == Scheme::automatic) {
+    throw std::invalid_argument(
+        "zen: split=thresholds goes with scheme=push_pull: what scheme=auto would choose depends on "
+        "thresholds, which no state has");
+  }
+  return config;
+}
 
 }  // namespace
 
@@ -441,34 +474,13 @@ SystemInfo zen_info() {
       {"split", "sort",
        "how rows are split among owners: sort, a counting sort; hash, the paper's Algorithm 1; "
        "thresholds, without a hash, by cuts of an earlier step's union, on the CPU"},
+      {"hashes", "3", "split=hash: how many slots an index tries (the paper's k), 1 to 64"},
+      {"slots", "2", "split=hash: slots of all owners, in non-zeros (r1), 0.01 to 64"},
+      {"serial", "0.1",
+       "split=hash: room for indices that found no slot, in slots (r2), 0 to 1; too little costs a second "
+       "pass"},
       {"every", "1000", "split=thresholds: steps from one set of thresholds to the next"}};
-  info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
-    ZenConfig config;
-    const std::string scheme = options.choice("scheme", {"auto", "push_pull", "centralization"});
-    config.scheme = scheme == "auto"        ? Scheme::automatic
-                    : scheme == "push_pull" ? Scheme::push_pull
-                                            : Scheme::centralization;
-    config.profile_steps = static_cast<std::uint64_t>(options.integer("profile_steps", 1, 1000));
-    config.link = {.latency_seconds = options.real("latency_us", 0, 1e9) * 1e-6,
-                   .bytes_per_second = options.real("gbit", 0, 1e6) * 1e9 / 8};
-    const std::string pull = options.choice("pull", {"auto", "bitmap", "list"});
-    config.pull = pull == "auto"     ? PullFormat::smaller
-                  : pull == "bitmap" ? PullFormat::bitmap
-                                     : PullFormat::list;
-    const std::string split = options.choice("split", {"sort", "hash", "thresholds"});
-    config.split = split == "sort" ? Split::sort : split == "hash" ? Split::hash : Split::thresholds;
-    config.every = static_cast<std::uint64_t>(options.integer("every", 1, 1'000'000'000));
-    if (config.split != Split::sort && config.scheme == Scheme::centralization) {
-      throw std::invalid_argument("zen: split=" + split +
-                                  " has no owners to split among under scheme=centralization");
-    }
-    if (config.split == Split::thresholds && config.scheme == Scheme::automatic) {
-      throw std::invalid_argument(
-          "zen: split=thresholds goes with scheme=push_pull: what scheme=auto would choose depends on "
-          "thresholds, which no state has");
-    }
-    return std::make_unique<Zen>(config);
-  };
+  info.make = [](const Options& options, Inner) { return std::make_unique<Zen>(config_from(options)); };
   return info;
 }
 

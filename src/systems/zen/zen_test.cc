@@ -173,11 +173,15 @@ TEST(Zen, SplittingByHashGivesWhatSortingGives) {
       SCOPED_TRACE(testing::Message() << name << ", " << world << " ranks");
       const auto gradients = gradients_of(pattern, world, 4099);
       const auto sorted = run(":scheme=push_pull", gradients);
-      const auto hashed = run(":scheme=push_pull:split=hash", gradients);
-      for (std::size_t rank = 0; rank < world; ++rank) {
-        ASSERT_EQ(hashed[rank].mean, sorted[rank].mean);
-        ASSERT_EQ(hashed[rank].traffic.sent_bytes, sorted[rank].traffic.sent_bytes);
-        ASSERT_EQ(hashed[rank].report.imbalance_push, sorted[rank].report.imbalance_push);
+      // With the paper's memory, with little, and with none but the serial area, which is too small at first.
+      for (const char* parameters :
+           {"", ":hashes=1", ":slots=0.3:serial=0", ":hashes=9:slots=0.01:serial=1"}) {
+        const auto hashed = run(":scheme=push_pull:split=hash" + std::string(parameters), gradients);
+        for (std::size_t rank = 0; rank < world; ++rank) {
+          ASSERT_EQ(hashed[rank].mean, sorted[rank].mean) << parameters;
+          ASSERT_EQ(hashed[rank].traffic.sent_bytes, sorted[rank].traffic.sent_bytes) << parameters;
+          ASSERT_EQ(hashed[rank].report.imbalance_push, sorted[rank].report.imbalance_push) << parameters;
+        }
       }
     }
   }
@@ -389,6 +393,8 @@ TEST(Zen, ADeviceSendsAndComputesTheSame) {
   }
   expect_same(":scheme=push_pull:pull=list", scattered, 3);
   expect_same(":scheme=push_pull:pull=bitmap", empty, 3);
+  expect_same(":scheme=push_pull:split=hash", scattered, 3);
+  expect_same(":scheme=push_pull:split=hash:hashes=1:slots=0.1:serial=0", scattered, 3);
   expect_same(":scheme=centralization", scattered, 3);
   expect_same(":gbit=1", scattered, 2);
 }
@@ -570,6 +576,7 @@ TEST(Zen, TheSelectorTakesWhatTheLinkMakesFaster) {
 TEST(Zen, OptionsOutOfRangeAreRefused) {
   for (const char* options :
        {":scheme=ring", ":profile_steps=0", ":gbit=-1", ":latency_us=x", ":split=both", ":pull=bits",
+        ":hashes=0", ":hashes=65", ":slots=0", ":slots=65", ":serial=-1", ":serial=1.5",
         ":scheme=centralization:split=hash", ":scheme=push_pull:split=thresholds:every=0",
         ":split=thresholds", ":scheme=auto:split=thresholds", ":scheme=centralization:split=thresholds"}) {
     EXPECT_THROW(make_zen(options), std::invalid_argument) << options;
