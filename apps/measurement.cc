@@ -45,6 +45,7 @@ void RankMeasurement::add(const StepReport& report) {
   frame_header_bytes += static_cast<double>(report.frame_header_bytes);
   formula_bytes += static_cast<double>(report.formula_bytes);
   messages += static_cast<double>(report.wire.sent_messages);
+  host_bytes_sent += static_cast<double>(report.host_bytes_sent);
   seconds_compress += report.seconds_compress;
   seconds_communicate += report.seconds_communicate;
   seconds_decompress += report.seconds_decompress;
@@ -56,8 +57,9 @@ void RankMeasurement::add(const StepReport& report) {
 }
 
 void RankMeasurement::divide(int steps) {
-  for (double* sum : {&wire_bytes_sent, &wire_bytes_received, &frame_header_bytes, &formula_bytes, &messages,
-                      &seconds_compress, &seconds_communicate, &seconds_decompress, &seconds_wait}) {
+  for (double* sum :
+       {&wire_bytes_sent, &wire_bytes_received, &frame_header_bytes, &formula_bytes, &messages,
+        &host_bytes_sent, &seconds_compress, &seconds_communicate, &seconds_decompress, &seconds_wait}) {
     *sum /= steps;
   }
 }
@@ -107,6 +109,7 @@ Json to_json(const Measurement& measurement) {
   json["wire_bytes_formula"] = most(&RankMeasurement::formula_bytes);
   json["frame_header_bytes_max"] = most(&RankMeasurement::frame_header_bytes);
   json["messages_max"] = most(&RankMeasurement::messages);
+  json["host_bytes_sent_max"] = most(&RankMeasurement::host_bytes_sent);
   json["seconds_median"] = median(measurement.step_seconds);
   json["seconds_min"] = *std::min_element(measurement.step_seconds.begin(), measurement.step_seconds.end());
   json["seconds_compress"] = most(&RankMeasurement::seconds_compress);

@@ -26,6 +26,7 @@ struct RankMeasurement {
   double frame_header_bytes = 0;
   double formula_bytes = 0;
   double messages = 0;
+  double host_bytes_sent = 0;  ///< See StepReport.
   double seconds_compress = 0;
   double seconds_communicate = 0;
   double seconds_decompress = 0;

@@ -104,6 +104,32 @@ void run_simulate(SimulateOptions options) {
   }
 }
 
+/// Options of a gradient that is drawn and not `recorded`.
+void add_synthetic(CLI::App& command, SweepOptions& sweep, CLI::Option* recorded) {
+  const auto synthetic = [&](CLI::Option* option) { return option->excludes(recorded); };
+  synthetic(command.add_option("--workers", sweep.workers, "Numbers of workers, separated by commas"))
+      ->delimiter(',')
+      ->check(CLI::Range(1, kMostWorkers));
+  synthetic(command.add_option("--elements", sweep.gradient.elements, "Elements of the bucket"))
+      ->default_val(std::uint64_t{1'000'000})
+      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{0xFFFFFFFF}));
+  synthetic(command.add_option("--density", sweep.densities,
+                               "Shares of rows that are not zero, separated by commas"))
+      ->delimiter(',');
+  auto* zipf =
+      synthetic(command.add_option("--zipf", sweep.gradient.zipf, "Skew of the rows' popularity; 0: even"));
+  synthetic(command.add_option("--gamma", sweep.gammas,
+                               "Instead of a skew: rows in the union of all workers over rows of one, "
+                               "separated by commas"))
+      ->delimiter(',')
+      ->excludes(zipf)
+      ->default_str("");
+  synthetic(command.add_option("--row-width", sweep.gradient.row_width,
+                               "Elements of a row; above 1 the bucket is row-sparse"));
+  synthetic(command.add_flag("--contiguous", sweep.gradient.contiguous,
+                             "Popular rows lie side by side instead of scattered"));
+}
+
 }  // namespace
 
 void add_simulate_command(CLI::App& app) {
@@ -113,7 +139,17 @@ void add_simulate_command(CLI::App& app) {
       "simulate", "Compute how long systems take with many workers on a given link, beside dense");
   command->option_defaults()->always_capture_default();
   command->add_option("--sync", sweep.sync, "Systems, separated by commas; dense is added if absent");
-  command->add_option("--link", sweep.link, "Each worker's link, RATE:LATENCY");
+  command->add_option("--link", sweep.link,
+                      "Each worker's link, RATE:LATENCY; with --ranks-per-host a host's");
+  command
+      ->add_option("--ranks-per-host", sweep.ranks_per_host,
+                   "So many workers are ranks of one host and share its link. They add up first, then each "
+                   "synchronizes a part of the mean with other hosts")
+      ->check(CLI::Range(1, kMostWorkers));
+  command
+      ->add_option("--inside", sweep.inside,
+                   "With --ranks-per-host: each rank's link to others of its host, RATE:LATENCY")
+      ->default_str("");
   command->add_option(
       "--codec", sweep.codec,
       "Computing: off, measured (this machine's CPU time), or elements of the bucket per second, "
@@ -138,28 +174,7 @@ void add_simulate_command(CLI::App& app) {
       ->add_option("--bucket-mb", sweep.bucket_megabytes,
                    "Most MB of recorded dense tensors that are synchronized together; 0: each alone")
       ->check(CLI::Range(0.0, 17'000.0));
-  const auto synthetic = [&](CLI::Option* option) { return option->excludes(recorded); };
-  synthetic(command->add_option("--workers", sweep.workers, "Numbers of workers, separated by commas"))
-      ->delimiter(',')
-      ->check(CLI::Range(1, kMostWorkers));
-  synthetic(command->add_option("--elements", sweep.gradient.elements, "Elements of the bucket"))
-      ->default_val(std::uint64_t{1'000'000})
-      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{0xFFFFFFFF}));
-  synthetic(command->add_option("--density", sweep.densities,
-                                "Shares of rows that are not zero, separated by commas"))
-      ->delimiter(',');
-  auto* zipf =
-      synthetic(command->add_option("--zipf", sweep.gradient.zipf, "Skew of the rows' popularity; 0: even"));
-  synthetic(command->add_option("--gamma", sweep.gammas,
-                                "Instead of a skew: rows in the union of all workers over rows of one, "
-                                "separated by commas"))
-      ->delimiter(',')
-      ->excludes(zipf)
-      ->default_str("");
-  synthetic(command->add_option("--row-width", sweep.gradient.row_width,
-                                "Elements of a row; above 1 the bucket is row-sparse"));
-  synthetic(command->add_flag("--contiguous", sweep.gradient.contiguous,
-                              "Popular rows lie side by side instead of scattered"));
+  add_synthetic(*command, sweep, recorded);
   command->add_option("--json", options->json, "Write results to this file; - for standard output");
   command->add_option("--plot", options->plot, "PNG for time against workers, density or gamma");
   command->callback([options] { run_simulate(*options); });

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <set>
 
+#include "exchange/host_groups.h"
 #include "thinwire/session.h"
 
 namespace thinwire::apps {
@@ -54,8 +56,12 @@ class SimulatedRun {
         communicator_(communicator),
         shared_(shared),
         // A simulated step never has to be undone, and many ranks' copies are many.
-        session_(spec, communicator, {.seed = options.seed, .undoes_steps = false}) {
+        session_(
+            spec, communicator,
+            {.seed = options.seed, .undoes_steps = false, .ranks_per_host = options.hosts.ranks_per_host}) {
+    const HostGroups groups(communicator, options.hosts.ranks_per_host);
     for (const auto& shape : source.buckets()) {
+      parts_.push_back(part_of(shape, groups));
       shape.row_sparse ? session_.add_rows(shape.parameters[0].name, shape.rows, shape.width)
                        : session_.add_bucket(shape.parameters);
       buckets_.emplace_back();
@@ -99,6 +105,14 @@ class SimulatedRun {
     RowSparse rows;
   };
 
+  /// What the system has of the bucket on this rank.
+  static std::vector<VectorChunk> part_of(const BucketShape& shape, const HostGroups& groups) {
+    if (!shape.row_sparse) return groups.parts(shape.parameters).slices[groups.place()];
+    const auto begins = groups.parts_of_rows(shape.rows);
+    const std::size_t begin = begins[groups.place()] * shape.width;
+    return {{.begin = begin, .count = begins[groups.place() + 1] * shape.width - begin}};
+  }
+
   bool row_sparse(BucketId bucket) const { return source_.buckets()[bucket].row_sparse; }
 
   void load(std::uint64_t step) {
@@ -116,8 +130,8 @@ class SimulatedRun {
     const CodecModel& codec = options_.codec;
     double half = 0;
     if (!codec.measured && codec.elements_per_second > 0) {
-      half = static_cast<double>(source_.buckets()[bucket].elements()) * options_.link.scale /
-             codec.elements_per_second / 2;
+      half = static_cast<double>(source_.buckets()[bucket].elements()) / options_.hosts.ranks_per_host *
+             options_.link.scale / codec.elements_per_second / 2;
     }
     communicator_.advance(half);
     if (row_sparse(bucket)) {
@@ -135,6 +149,19 @@ class SimulatedRun {
     visit_non_zeros(Span<const float>(own.dense), what);
   }
 
+  /// What was not delivered: visit(index, value). It is of a host's mean, and so of each of its ranks.
+  template <class Visit>
+  void visit_residual(BucketId bucket, Visit what) const {
+    const auto residual = session_.residual(bucket);
+    if (residual.empty()) return;
+    for (const VectorChunk& chunk : parts_[bucket]) {
+      for (std::size_t i = 0; i < chunk.count; ++i) {
+        what(chunk.begin + i,
+             static_cast<double>(residual[chunk.offset + i]) * options_.hosts.ranks_per_host);
+      }
+    }
+  }
+
   /// That of the step before. Its clock stands still: align() is free.
   void forget_input() {
     communicator_.align();
@@ -148,15 +175,21 @@ class SimulatedRun {
     for (BucketId bucket = 0; bucket < buckets_.size(); ++bucket) {
       auto& wanted = shared_.wanted[bucket];
       visit(bucket, [&](std::size_t i, float value) { wanted[i] += static_cast<double>(value); });
-      const auto residual = session_.residual(bucket);
-      for (std::size_t i = 0; i < residual.size(); ++i) wanted[i] += static_cast<double>(residual[i]);
+      visit_residual(bucket, [&](std::size_t i, double value) { wanted[i] += value; });
     }
   }
 
   void count_input() {
     for (BucketId bucket = 0; bucket < buckets_.size(); ++bucket) {
       auto& in_union = shared_.in_union[bucket];
-      if (!row_sparse(bucket)) shared_.non_zeros += count_non_zeros(buckets_[bucket].dense);
+      const Bucket& own = buckets_[bucket];
+      if (row_sparse(bucket)) {
+        // The gradient may list rows more than once.
+        const std::set<std::uint32_t> rows(own.rows.row_indices.begin(), own.rows.row_indices.end());
+        shared_.non_zeros += rows.size() * own.rows.width;
+      } else {
+        shared_.non_zeros += count_non_zeros(own.dense);
+      }
       visit(bucket, [&](std::size_t i, float) { in_union[i / 64] |= std::uint64_t{1} << (i % 64); });
     }
   }
@@ -191,16 +224,11 @@ class SimulatedRun {
       const Bucket& own = buckets_[bucket];
       if (row_sparse(bucket)) {
         mine.hash_in(own.rows);
-        // The gradient may have listed rows more than once.
-        const auto& shape = source_.buckets()[bucket];
-        const double rows = session_.report(bucket).density_in * static_cast<double>(shape.rows);
-        shared_.non_zeros += static_cast<std::uint64_t>(std::llround(rows)) * shape.width;
       } else {
         mine.hash_in(Span<const float>(own.dense));
       }
       auto& kept = shared_.kept[bucket];
-      const auto residual = session_.residual(bucket);
-      for (std::size_t i = 0; i < residual.size(); ++i) kept[i] -= static_cast<double>(residual[i]);
+      visit_residual(bucket, [&](std::size_t i, double value) { kept[i] -= value; });
     }
   }
 
@@ -278,6 +306,7 @@ class SimulatedRun {
   Shared& shared_;
   Session session_;
   std::vector<Bucket> buckets_;
+  std::vector<std::vector<VectorChunk>> parts_;  // by bucket
 };
 
 }  // namespace
@@ -298,9 +327,14 @@ nlohmann::ordered_json to_json(const Simulation& simulation) {
 
 Simulation simulate(const std::string& spec, const GradientSource& source, const SimulationOptions& options) {
   Shared shared(source.buckets(), options.workers);
-  run_virtual(options.workers, options.link, [&](VirtualCommunicator& communicator) {
-    SimulatedRun(spec, source, options, communicator, shared).run();
-  });
+  VirtualHosts hosts = options.hosts;
+  hosts.inside.scale = options.link.scale;
+  run_virtual(
+      options.workers, options.link,
+      [&](VirtualCommunicator& communicator) {
+        SimulatedRun(spec, source, options, communicator, shared).run();
+      },
+      hosts);
   shared.result.measurement.spec = spec;
   return shared.result;
 }

@@ -17,6 +17,9 @@ struct SimulationOptions {
   int workers = 4;
   /// Its scale is also the codec's: an element takes so many times as long.
   VirtualLink link{};
+  /// With several ranks per host these act as one worker of the system, and the link is a host's. Its inside
+  /// has the link's scale.
+  VirtualHosts hosts{};
   CodecModel codec{};
   int warm_up = kWarmUpSteps;
   int steps = 1;

@@ -63,6 +63,80 @@ TEST(Simulation, WhatZenMeasuresFirstIsNotCounted) {
   }
 }
 
+/// Dense on hosts: parts go around inside, each rank's part around the hosts, over the link that they share.
+TEST(Simulation, HostsSendBytesAndTakeTimeOnBothKindsOfLinks) {
+  constexpr int kHosts = 3;
+  constexpr int kRanks = 4;
+  constexpr int kWorkers = kHosts * kRanks;
+  constexpr std::uint64_t kElements = 480'000;
+  const VirtualHosts hosts{.ranks_per_host = kRanks,
+                           .inside = {.bytes_per_second = 8e9, .latency_seconds = 1e-6}};
+  const SyntheticSource source({.elements = kElements}, kWorkers);
+  const auto run = [&](const VirtualHosts& where, const VirtualLink& link) {
+    return simulate("dense", source, {.workers = kWorkers, .link = link, .hosts = where});
+  };
+  const Simulation flat = run({}, kLink);
+  const Simulation simulation = run(hosts, kLink);
+  const auto json = to_json(simulation);
+  // Bytes: a rank's part is a quarter, of which a ring of three sends 2 (1 - 1/3); a host sends four such.
+  const double part = 4.0 * kElements / kRanks;
+  EXPECT_EQ(json["wire_bytes_formula"].get<double>(), part * 4 / 3);
+  EXPECT_EQ(to_json(flat)["host_bytes_sent_max"].get<double>(), 0);
+  // Inside: three other ranks' parts, then the own part to three, and 1 % for what ranks compare.
+  EXPECT_GE(json["host_bytes_sent_max"].get<double>(), 6 * part);
+  EXPECT_LT(json["host_bytes_sent_max"].get<double>(), 6.06 * part);
+  // Times: both of these, one after the other.
+  const double inside = 6 * part / 8e9;
+  const double outside = kRanks * part * 4 / 3 / 1e9;
+  EXPECT_NEAR(*simulation.measurement.modelled_seconds, inside + outside, 0.05 * (inside + outside));
+  EXPECT_NEAR(*simulation.measurement.modelled_seconds / simulation.formula_seconds, 1, 0.05);
+  // A link that is twice as fast shortens its own share alone.
+  VirtualHosts faster = hosts;
+  faster.inside.bytes_per_second *= 2;
+  const VirtualLink fast{.bytes_per_second = 2 * kLink.bytes_per_second,
+                         .latency_seconds = kLink.latency_seconds};
+  const double all = *simulation.measurement.modelled_seconds;
+  EXPECT_NEAR(all - *run(faster, kLink).measurement.modelled_seconds, inside / 2, 0.05 * inside);
+  EXPECT_NEAR(all - *run(hosts, fast).measurement.modelled_seconds, outside / 2, 0.05 * outside);
+}
+
+TEST(Simulation, HostsComputeTheSameMeansAndKeepTheirContract) {
+  const VirtualHosts hosts{.ranks_per_host = 2, .inside = {.bytes_per_second = 8e9, .latency_seconds = 1e-6}};
+  for (const std::size_t width : {1u, 8u}) {
+    const SyntheticSource source({.elements = 80'000, .density = 0.05, .row_width = width}, 6);
+    for (const char* spec : {"dense", "zen", "half:feedback=on", "ef_signsgd", "top_k:ratio=0.1+zen"}) {
+      SCOPED_TRACE(testing::Message() << spec << ", width " << width);
+      const SimulationOptions options{
+          .workers = 6, .link = kLink, .hosts = hosts, .warm_up = 2, .steps = 2, .errors = true};
+      const Simulation simulation = simulate(spec, source, options);
+      SimulationOptions without = options;
+      without.hosts = {};
+      const Simulation flat = simulate(spec, source, without);
+      EXPECT_TRUE(simulation.measurement.ranks_agree());
+      EXPECT_LT(*simulation.measurement.conservation_error, 1e-5);
+      EXPECT_DOUBLE_EQ(simulation.gamma, flat.gamma);
+      EXPECT_DOUBLE_EQ(simulation.measurement.density_in, flat.measurement.density_in);
+      if (*flat.measurement.relative_error < 1e-6) {
+        EXPECT_LT(*simulation.measurement.relative_error, 1e-6);
+      }
+    }
+  }
+}
+
+TEST(Simulation, ACodecWorksOnARanksPart) {
+  const SyntheticSource source({.elements = 80'000}, 4);
+  const auto seconds = [&](const CodecModel& codec) {
+    return *simulate(
+                "half", source,
+                {.workers = 4,
+                 .link = kLink,
+                 .hosts = {.ranks_per_host = 2, .inside = {.bytes_per_second = 1e10, .latency_seconds = 0}},
+                 .codec = codec})
+                .measurement.modelled_seconds;
+  };
+  EXPECT_NEAR(seconds({.elements_per_second = 1e6}), seconds({}) + 0.04, 1e-9);
+}
+
 TEST(Simulation, TwoRunsAreTheSameToTheBit) {
   const SyntheticSource source({.elements = 50'000, .density = 0.02, .zipf = 1.1, .row_width = 5}, 12);
   const auto run = [&](const char* spec) {

@@ -96,6 +96,31 @@ std::vector<Point> list_points(const SweepOptions& options) {
   return points;
 }
 
+VirtualHosts hosts_of(const SweepOptions& options, const std::vector<Point>& points) {
+  VirtualHosts hosts{.ranks_per_host = options.ranks_per_host};
+  if (options.ranks_per_host < 1) {
+    throw std::invalid_argument(
+        fmt::format("--ranks-per-host {}: at least 1 is needed", hosts.ranks_per_host));
+  }
+  if ((options.ranks_per_host > 1) == options.inside.empty()) {
+    throw std::invalid_argument(
+        options.inside.empty()
+            ? fmt::format("--ranks-per-host {}: give --inside RATE:LATENCY, the link "
+                          "between ranks of one host",
+                          options.ranks_per_host)
+            : fmt::format("--inside {}: give --ranks-per-host as well, above 1", options.inside));
+  }
+  if (options.ranks_per_host > 1) hosts.inside = parse_link(options.inside);
+  for (const Point& point : points) {
+    if (point.workers % options.ranks_per_host == 0) continue;
+    throw std::invalid_argument(
+        fmt::format("--ranks-per-host {}: it must divide the {} workers, so that every "
+                    "host has as many",
+                    options.ranks_per_host, point.workers));
+  }
+  return hosts;
+}
+
 Json codec_json(const CodecModel& codec) {
   if (codec.measured) return "measured";
   return codec.elements_per_second > 0 ? Json(codec.elements_per_second) : Json("off");
@@ -118,6 +143,7 @@ Json run_sweep(const SweepOptions& options, const std::function<void(const Json&
   }
   const auto systems = list_systems(options);
   const auto points = list_points(options);
+  const VirtualHosts hosts = hosts_of(options, points);
 
   auto results = Json::array();
   for (const auto& point : points) {
@@ -127,6 +153,7 @@ Json run_sweep(const SweepOptions& options, const std::function<void(const Json&
       const Simulation simulation = simulate(system.spec, *point.source,
                                              {.workers = point.workers,
                                               .link = link,
+                                              .hosts = hosts,
                                               .codec = system.codec,
                                               .warm_up = options.warm_up,
                                               .steps = options.steps,
@@ -135,6 +162,8 @@ Json run_sweep(const SweepOptions& options, const std::function<void(const Json&
       auto json = to_json(simulation);
       json.update(point.description);
       json["link"] = options.link;
+      json["ranks_per_host"] = options.ranks_per_host;
+      json["inside"] = options.inside.empty() ? Json() : Json(options.inside);
       json["scale"] = options.scale;
       json["codec"] = codec_json(system.codec);
       if (dense_seconds == 0 && is_dense(system.spec)) {

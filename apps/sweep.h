@@ -17,6 +17,8 @@ struct SweepOptions {
   std::string codec = "off";
   std::string link = "25Gbit:20us";
   double scale = 1;
+  int ranks_per_host = 1;  ///< Above 1 the ranks of a host act as one worker, and the link is the host's.
+  std::string inside;      ///< Then each rank's link to others of its host.
   std::vector<int> workers = {16, 32, 64, 128};
   std::vector<double> densities = {1};
   std::vector<double> gammas;    ///< Empty: the skew is gradient.zipf.

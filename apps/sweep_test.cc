@@ -61,6 +61,27 @@ TEST(Sweep, ARateForAllIsNotForDense) {
   EXPECT_EQ(results[1]["codec"], "off");
 }
 
+TEST(Sweep, HostsAreInTheResults) {
+  SweepOptions options = small();
+  options.workers = {4};
+  options.sync = "half";
+  options.scale = 10;
+  const Json flat = run_sweep(options, [](const Json&) {});
+  options.ranks_per_host = 2;
+  options.inside = "1000Gbit:0us";
+  const Json hosts = run_sweep(options, [](const Json&) {});
+  ASSERT_EQ(hosts.size(), 2u);
+  EXPECT_EQ(flat[0]["ranks_per_host"], 1);
+  EXPECT_TRUE(flat[0]["inside"].is_null());
+  EXPECT_EQ(hosts[1]["ranks_per_host"], 2);
+  EXPECT_EQ(hosts[1]["inside"], "1000Gbit:0us");
+  for (std::size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(flat[i]["host_bytes_sent_max"], 0);
+    EXPECT_GT(hosts[i]["host_bytes_sent_max"].get<double>(), 0);
+    EXPECT_LT(hosts[i]["wire_bytes_sent_max"].get<double>(), flat[i]["wire_bytes_sent_max"].get<double>());
+  }
+}
+
 TEST(Sweep, RefusesWhatCannotBeBeforeAnythingRuns) {
   const auto refused = [](auto change) {
     SweepOptions options = small();
@@ -74,6 +95,16 @@ TEST(Sweep, RefusesWhatCannotBeBeforeAnythingRuns) {
   refused([](SweepOptions& options) { options.workers = {2, 0}; });
   refused([](SweepOptions& options) { options.densities = {0.5, 1.5}; });
   refused([](SweepOptions& options) { options.steps = 0; });
+  refused([](SweepOptions& options) { options.ranks_per_host = 2; });
+  refused([](SweepOptions& options) { options.inside = "100Gbit:1us"; });
+  refused([](SweepOptions& options) {
+    options.ranks_per_host = 2;
+    options.inside = "fast";
+  });
+  refused([](SweepOptions& options) {
+    options.ranks_per_host = 4;
+    options.inside = "100Gbit:1us";  // there are 2 workers as well as 4
+  });
   refused([](SweepOptions& options) {
     options.densities = {0.5};
     options.gammas = {3};

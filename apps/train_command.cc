@@ -96,12 +96,21 @@ void add_train_command(CLI::App& app) {
   CLI::Option* rate =
       command->add_option("--lr", options.learning_rate, "Learning rate, the largest of its schedule")
           ->default_str(by_model(&Defaults::learning_rate));
-  command->add_option("--lr-schedule", arguments->schedule, "cosine (with a short warm-up) or constant")
-      ->check(CLI::IsMember({"cosine", "constant"}));
+  command
+      ->add_option("--lr-schedule", arguments->schedule,
+                   "cosine or linear (after a short warm-up down to 0), or constant")
+      ->check(CLI::IsMember({"cosine", "linear", "constant"}));
   command
       ->add_option("--lr-warm-up", options.warm_up_steps,
-                   "Steps in which the rate rises from 0; -1: a twentieth of all under cosine, else none")
+                   "Steps in which the rate rises from 0; -1: none under constant, else a twentieth of all")
       ->check(CLI::Range(std::int64_t{-1}, std::int64_t{1} << 40));
+  command
+      ->add_option("--lr-drops", options.rate_drops,
+                   "Steps, separated by commas, from each of which on the rate is divided by ten")
+      ->delimiter(',')
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->check(not_negative())
+      ->default_str("");
   CLI::Option* optimizer = command->add_option("--optimizer", arguments->optimizer, "sgd or adamw")
                                ->check(CLI::IsMember({"sgd", "adamw"}))
                                ->default_str("sgd; transformer: adamw");
@@ -199,7 +208,7 @@ void add_train_command(CLI::App& app) {
         arguments->optimizer == "adamw" ? train::OptimizerKind::adamw : train::OptimizerKind::sgd;
     fall_back(optimizer, chosen.optimizer, defaults.optimizer);
     if (seeds->count() == 0) chosen.seeds = {chosen.seed};
-    chosen.schedule = arguments->schedule == "cosine" ? train::Schedule::cosine : train::Schedule::constant;
+    chosen.schedule = train::schedule_named(arguments->schedule);
     chosen.specs = systems_to_train(arguments->sync, sync->count() > 0, arguments->compare);
     train::run(chosen);
   });

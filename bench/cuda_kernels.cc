@@ -175,7 +175,7 @@ class Bench {
       for (const double room : {1.0, 1.5, 2.0, 4.0}) {
         for (const int rounds : {1, 2, 3, 4}) {
           if (room != 2.0 && rounds != 3) continue;
-          HierarchicalHashShape shape = HierarchicalHashShape::for_nonzeros(positions.size(), kOwners);
+          HierarchicalHashShape shape = HierarchicalHashParameters{}.shape(positions.size(), kOwners);
           shape.slots = static_cast<std::size_t>(room * static_cast<double>(positions.size())) / kOwners;
           shape.rounds = rounds;
           const RandomStream stream = random_stream(1, 2, 3, RandomPurpose::ownership);

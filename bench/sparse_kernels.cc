@@ -154,13 +154,13 @@ void partition_by_hash(benchmark::State& state, const Sparse& sparse, const Hier
 
 /// The paper's memory and number of hashes.
 void partition_by_paper(benchmark::State& state, const Sparse& sparse) {
-  partition_by_hash(state, sparse, HierarchicalHashShape::for_nonzeros(sparse.indices.size(), kOwners));
+  partition_by_hash(state, sparse, HierarchicalHashParameters{}.shape(sparse.indices.size(), kOwners));
 }
 
 /// Of the paper's Figure 14: r1 in percent of the non-zeros, and k.
 void partition_by_hash_shape(benchmark::State& state) {
   const Sparse& sparse = sparse_of(state);
-  auto shape = HierarchicalHashShape::for_nonzeros(sparse.indices.size(), kOwners);
+  auto shape = HierarchicalHashParameters{}.shape(sparse.indices.size(), kOwners);
   shape.slots = sparse.indices.size() * static_cast<std::size_t>(state.range(1)) / 100 / kOwners;
   shape.rounds = static_cast<int>(state.range(2));
   partition_by_hash(state, sparse, shape);

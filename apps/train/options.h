@@ -9,7 +9,7 @@
 
 namespace thinwire::train {
 
-enum class Schedule { constant, cosine };
+enum class Schedule { constant, cosine, linear };
 enum class OptimizerKind { sgd, adamw };
 
 struct Options {
@@ -34,8 +34,10 @@ struct Options {
   int local_steps = 0;
   double outer_rate = 1;  ///< With local steps: what the mean update is multiplied by.
   Schedule schedule = Schedule::cosine;
-  /// Steps in which the rate rises at the start; negative: a twentieth of all under `cosine`, else none.
+  /// Steps in which the rate rises at the start; negative: none under `constant`, else a twentieth of all.
   std::int64_t warm_up_steps = -1;
+  /// From each of these steps on the rate is a tenth of what it would be; ascending, from 1 on.
+  std::vector<std::uint64_t> rate_drops;
   /// Steps that count as an epoch; 0: as many as the data have. Longer epochs go through the data again.
   std::uint64_t epoch_steps = 0;
   /// Every system is trained once with each.
@@ -76,8 +78,10 @@ struct Defaults {
 };
 Defaults defaults_of(const std::string& model);
 
-/// "constant", "cosine".
+/// "constant", "cosine", "linear".
 std::string name_of(Schedule schedule);
+/// The other way. Throws std::invalid_argument for any other name.
+Schedule schedule_named(const std::string& name);
 /// "sgd", "adamw".
 std::string name_of(OptimizerKind optimizer);
 
@@ -85,13 +89,14 @@ std::string name_of(OptimizerKind optimizer);
 /// start and a checkpoint compares when it is resumed. `parameters` of them make up the model.
 std::string trajectory(const Options& options, const std::string& spec, std::uint64_t parameters);
 
-/// Throws std::invalid_argument where the training examples do not suffice for one step, or the rate would
-/// rise for longer than the training lasts.
+/// Throws std::invalid_argument where the training examples do not suffice for one step, where the rate would
+/// rise for longer than the training lasts, and for rate_drops that do not ascend or come after its end.
 void require_steps(const Options& options, std::size_t training_examples);
 
-/// Learning rate of a step: a linear rise over Options::warm_up_steps, then half a cosine down to 0 or a
-/// constant. One-bit systems take steps of fixed size, which only a falling rate brings to rest. The rise
-/// keeps the first, steepest gradients from blowing up any system.
+/// Learning rate of a step: a linear rise over Options::warm_up_steps, then half a cosine or a straight line
+/// down to 0, or a constant; all of it divided by ten for each of rate_drops that is past. One-bit systems
+/// take steps of fixed size, which only a falling rate brings to rest. The rise keeps the first, steepest
+/// gradients from blowing up any system.
 double learning_rate_at(const Options& options, std::uint64_t step, std::uint64_t total_steps);
 
 }  // namespace thinwire::train

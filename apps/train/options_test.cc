@@ -29,6 +29,44 @@ TEST(LearningRate, CosineRisesThenFallsToZero) {
   EXPECT_GT(learning_rate_at(options, 0, 1), 0.9);  // a single step has hardly any warm-up
 }
 
+TEST(LearningRate, LinearRisesToItsPeakAndFallsToZero) {
+  Options options;
+  options.schedule = Schedule::linear;
+  options.learning_rate = 2;
+  options.warm_up_steps = 20;
+  EXPECT_DOUBLE_EQ(learning_rate_at(options, 0, 100), 2.0 / 21);
+  EXPECT_DOUBLE_EQ(learning_rate_at(options, 20, 100), 2);
+  EXPECT_DOUBLE_EQ(learning_rate_at(options, 60, 100), 1);
+  EXPECT_DOUBLE_EQ(learning_rate_at(options, 99, 100), 2.0 / 80);
+  options.warm_up_steps = -1;  // a twentieth
+  EXPECT_LT(learning_rate_at(options, 4, 100), 2);
+  EXPECT_DOUBLE_EQ(learning_rate_at(options, 5, 100), 2);
+}
+
+TEST(LearningRate, FallsToATenthAtEachDrop) {
+  Options options;
+  options.learning_rate = 0.1;
+  options.rate_drops = {40, 60};
+  options.warm_up_steps = 0;
+  for (const Schedule schedule : {Schedule::constant, Schedule::cosine, Schedule::linear}) {
+    options.schedule = schedule;
+    Options without = options;
+    without.rate_drops.clear();
+    for (const auto& [step, divisor] :
+         {std::pair<std::uint64_t, double>{0, 1}, {39, 1}, {40, 10}, {59, 10}, {60, 100}, {99, 100}}) {
+      EXPECT_DOUBLE_EQ(learning_rate_at(options, step, 100), learning_rate_at(without, step, 100) / divisor)
+          << name_of(schedule) << " " << step;
+    }
+  }
+}
+
+TEST(LearningRate, SchedulesAreFoundByName) {
+  for (const Schedule schedule : {Schedule::constant, Schedule::cosine, Schedule::linear}) {
+    EXPECT_EQ(schedule_named(name_of(schedule)), schedule);
+  }
+  EXPECT_THROW(schedule_named("steps"), std::invalid_argument);
+}
+
 TEST(LearningRate, RisesForAsManyStepsAsAskedFor) {
   Options options;
   options.learning_rate = 1;
@@ -65,6 +103,29 @@ TEST(Steps, MustBeEnoughForAStepAndForTheRise) {
   EXPECT_NE(refusal(40, 21, 7).find("the training has 21 steps"), std::string::npos);
 }
 
+TEST(Steps, DropsMustAscendAndComeBeforeTheEnd) {
+  const auto refusal = [](const std::vector<std::uint64_t>& drops) -> std::string {
+    Options options;
+    options.workers = 2;
+    options.batch = 5;
+    options.epochs = 3;
+    options.rate_drops = drops;
+    try {
+      require_steps(options, 40);  // 12 steps
+    } catch (const std::invalid_argument& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(refusal({}), "");
+  EXPECT_EQ(refusal({1, 11}), "");
+  for (const auto& drops : {std::vector<std::uint64_t>{0}, {0, 5}, {5, 5}, {8, 5}}) {
+    EXPECT_NE(refusal(drops).find("steps from 1 on, each later than the one before"), std::string::npos);
+  }
+  EXPECT_NE(refusal({5, 12}).find("--lr-drops 5,12: the training has 12 steps, numbered from 0, so step 12"),
+            std::string::npos);
+}
+
 TEST(Defaults, DependOnTheModel) {
   const Options options;
   EXPECT_EQ(defaults_of("cnn").epochs, options.epochs);
@@ -86,6 +147,11 @@ TEST(Trajectory, NamesTheLengthOnlyWhereItMatters) {
   EXPECT_EQ(trajectory(options, "dense", 5).find("ranks_per_host"), std::string::npos);
   options.ranks_per_host = 2;
   EXPECT_NE(trajectory(options, "dense", 5).find("ranks_per_host=2\n"), std::string::npos);
+  EXPECT_EQ(trajectory(options, "dense", 5).find("lr_drops"), std::string::npos);
+  options.rate_drops = {40, 60};
+  EXPECT_NE(trajectory(options, "dense", 5).find("lr_drops=40,60\n"), std::string::npos);
+  options.schedule = Schedule::linear;
+  EXPECT_NE(trajectory(options, "dense", 5).find("epochs=7\n"), std::string::npos);
 }
 
 }  // namespace

@@ -166,6 +166,7 @@ nlohmann::ordered_json to_json(const RunResult& result, const Options& options) 
           {"clip", options.clip},
           {"lr", options.learning_rate},
           {"lr_schedule", name_of(options.schedule)},
+          {"lr_drops", options.rate_drops},
           {"momentum", options.momentum},
           {"weight_decay", options.weight_decay},
           {"local_steps", options.local_steps},

@@ -2,9 +2,12 @@
 // Ranks on a network that is computed instead of built. Every rank has a clock, every link a latency and a
 // bandwidth. So the time of 128 or 1024 workers comes out on one core, the same to the last bit in every run.
 //
-// The model: each rank hangs on a switch by one full-duplex link.
+// The model: each rank hangs on a switch by one full-duplex link. Where ranks share hosts (VirtualHosts), a
+// host hangs on the switch by one such link, which its ranks share. Each rank has another one, to a switch
+// inside its host, for messages between ranks of one host. Below, a rank stands for whatever has a link.
 //   - A message sent at the sender's time t occupies the sender's egress from max(t, egress free) for bytes /
 //     bandwidth seconds: a rank's messages leave one after the other, in the order sent.
+//     Ranks that share a link have theirs taken in order of time (ties: lower rank, then order sent).
 //   - Its first bit reaches the receiver `latency` after it left. The receiver's ingress takes messages in
 //     the order in which their first bits arrive (ties: lower sender, then order sent), one at a time,
 //     each for bytes / bandwidth.
@@ -48,6 +51,13 @@ struct VirtualLink {
   }
 };
 
+/// Where ranks are. Host h has the ranks from h * ranks_per_host on.
+struct VirtualHosts {
+  int ranks_per_host = 1;
+  /// Each rank's link to the switch inside its host. Without meaning for one rank per host.
+  VirtualLink inside{};
+};
+
 /// What lies between two calls of VirtualCommunicator::align().
 struct VirtualInterval {
   double seconds = 0;  ///< By the clock, the slowest rank's.
@@ -62,6 +72,9 @@ struct VirtualInterval {
   /// So a ring of W ranks with one chunk per segment takes 2(W-1) (latency + segment / bandwidth); with more
   /// chunks the latency hides behind them. A push and a pull take twice latency + bytes of the most loaded
   /// rank / bandwidth.
+  /// With several ranks per host bytes are counted by link: those of a host together, and those that a rank
+  /// exchanges within its host, with the link's own latency. `awaited` of a host's link counts until the
+  /// last of its ranks goes on.
   double formula_seconds = 0;
   std::size_t stages = 0;
 };
@@ -107,7 +120,8 @@ class VirtualCommunicator final : public Communicator {
 /// communication is interrupted (they get a CommError naming that rank) and the first exception is rethrown
 /// here. Where ranks wait and nothing more can arrive, each of them gets a CommError at once that says who
 /// waits for whom; deadlines do not apply. Throws std::invalid_argument when workers < 1, for a bandwidth
-/// or scale that is not above 0 and for a negative latency.
-void run_virtual(int workers, const VirtualLink& link, const std::function<void(VirtualCommunicator&)>& body);
+/// or scale that is not above 0, for a negative latency, and for ranks_per_host that does not divide them.
+void run_virtual(int workers, const VirtualLink& link, const std::function<void(VirtualCommunicator&)>& body,
+                 const VirtualHosts& hosts = {});
 
 }  // namespace thinwire

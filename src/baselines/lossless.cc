@@ -133,8 +133,8 @@ class EvenSlices final : public SparseSynchronizer {
 
  protected:
   RowMean exchange(BucketId bucket, const RowSparse& own, bool finite, Step& step) override {
-    return push_pull(bucket, own, finite, {.slots = IndexPermutation::none(own.rows), .pull_bitmaps = false},
-                     step);
+    return push_pull(bucket, own, finite,
+                     {.slots = IndexPermutation::none(own.rows), .pull = PullFormat::list}, step);
   }
 };
 

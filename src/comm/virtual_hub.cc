@@ -13,11 +13,27 @@ constexpr int kListed = 8;
 
 }  // namespace
 
-VirtualHub::VirtualHub(int workers, const VirtualLink& link)
+namespace {
+
+/// Of hosts' links, and then of ranks' links inside them where there are any.
+std::vector<double> latencies_of(int workers, const VirtualLink& link, const VirtualHosts& hosts) {
+  const auto outside = static_cast<std::size_t>(workers / hosts.ranks_per_host);
+  std::vector<double> latencies(outside, link.latency_seconds);
+  if (hosts.ranks_per_host > 1) {
+    latencies.resize(outside + static_cast<std::size_t>(workers), hosts.inside.latency_seconds);
+  }
+  return latencies;
+}
+
+}  // namespace
+
+VirtualHub::VirtualHub(int workers, const VirtualLink& link, const VirtualHosts& hosts)
     : link_(link),
+      hosts_(hosts),
       ranks_(static_cast<std::size_t>(workers)),
+      ports_(latencies_of(workers, link, hosts).size()),
       channels_(ranks_.size() * ranks_.size()),
-      ledger_(ranks_.size()) {}
+      ledger_(ranks_.size(), latencies_of(workers, link, hosts)) {}
 
 // --- Operations
 
@@ -70,15 +86,27 @@ VirtualOperation* VirtualHub::send(int from, int to, Communicator::Tag tag, Span
   operation->to = to;
   operation->source = bytes.data();
   operation->size = bytes.size();
-  const double seconds = link_.transfer_seconds(bytes.size());
-  operation->place = ledger_.sent(static_cast<std::size_t>(from), seconds);
-  Rank& own = at(from);
-  const double start = std::max(own.clock, own.egress_free);
-  operation->egress_end = start + seconds;
-  own.egress_free = operation->egress_end;
-  push({.time = start + link_.latency_seconds, .arrival = operation, .rank = from, .number = numbers_++});
+  operation->place = ledger_.sent(static_cast<std::size_t>(from), port_of(*operation, from),
+                                  link_of(*operation).transfer_seconds(bytes.size()));
+  if (hosts_.ranks_per_host > 1 && !within_host(*operation)) {
+    push({.time = at(from).clock, .message = operation, .rank = from, .number = numbers_++});
+  } else {
+    depart(operation, at(from).clock);
+  }
   match(operation);
   return operation;
+}
+
+/// Takes its place in the egress, at a time before which nothing can come to it any more.
+void VirtualHub::depart(VirtualOperation* send, double time) {
+  const VirtualLink& link = link_of(*send);
+  Port& egress = ports_[port_of(*send, send->from)];
+  const double start = std::max(time, egress.egress_free);
+  send->egress_end = start + link.transfer_seconds(send->size);
+  egress.egress_free = send->egress_end;
+  send->departed = true;
+  push({.time = start + link.latency_seconds, .message = send, .rank = send->from, .number = numbers_++});
+  if (at(send->from).on == send) resume(send->from, std::max(at(send->from).clock, send->egress_end));
 }
 
 VirtualOperation* VirtualHub::receive(int to, int from, Communicator::Tag tag, Span<std::byte> bytes) {
@@ -98,6 +126,11 @@ bool VirtualHub::wait(VirtualOperation* operation, std::size_t& size) {
       if (interrupted()) return false;
       keep_bytes(operation);
     }
+    if (!operation->departed) {
+      if (interrupted()) return false;
+      block(operation->from, operation->to, operation);
+      if (!operation->departed) return false;
+    }
     Rank& own = at(operation->from);
     own.clock = std::max(own.clock, operation->egress_end);
     operation->released = true;
@@ -113,8 +146,8 @@ bool VirtualHub::wait(VirtualOperation* operation, std::size_t& size) {
   VirtualOperation* message = operation->counterpart;
   Rank& own = at(operation->to);
   own.clock = std::max(own.clock, message->delivered);
-  ledger_.received(static_cast<std::size_t>(operation->to), message->place,
-                   link_.transfer_seconds(message->size));
+  ledger_.received(static_cast<std::size_t>(operation->to), port_of(*message, message->to), message->place,
+                   link_of(*message).transfer_seconds(message->size));
   size = message->size;
   message->counterpart = nullptr;
   message->taken = true;
@@ -141,9 +174,10 @@ void VirtualHub::abandon(VirtualOperation* operation) {
 }
 
 void VirtualHub::settle(VirtualOperation* send, double arrival) {
-  Rank& receiver = at(send->to);
-  send->delivered = std::max(arrival, receiver.ingress_free) + link_.transfer_seconds(send->size);
-  receiver.ingress_free = send->delivered;
+  const Rank& receiver = at(send->to);
+  Port& ingress = ports_[port_of(*send, send->to)];
+  send->delivered = std::max(arrival, ingress.ingress_free) + link_of(*send).transfer_seconds(send->size);
+  ingress.ingress_free = send->delivered;
   send->settled = true;
   if (send->counterpart != nullptr && send->counterpart == receiver.on) {
     resume(send->to, std::max(receiver.clock, send->delivered));
@@ -160,9 +194,8 @@ bool VirtualHub::align(int rank, VirtualInterval& interval) {
     aligning_ = 0;
     double latest = 0;
     for (const Rank& one : ranks_) latest = std::max(latest, one.clock);
-    interval_ = {.seconds = latest - aligned_at_,
-                 .formula_seconds = ledger_.seconds(link_.latency_seconds),
-                 .stages = ledger_.stages()};
+    interval_ = {
+        .seconds = latest - aligned_at_, .formula_seconds = ledger_.seconds(), .stages = ledger_.stages()};
     aligned_at_ = latest;
     ledger_.clear();
     for (int one = 0; one < workers(); ++one) {
@@ -178,7 +211,7 @@ bool VirtualHub::align(int rank, VirtualInterval& interval) {
 
 bool VirtualHub::Event::operator<(const Event& other) const {
   if (time != other.time) return time > other.time;
-  if ((arrival == nullptr) != (other.arrival == nullptr)) return arrival != nullptr;
+  if ((message == nullptr) != (other.message == nullptr)) return message != nullptr;
   if (rank != other.rank) return rank > other.rank;
   return number > other.number;
 }
@@ -190,7 +223,7 @@ void VirtualHub::push(Event event) {
 
 void VirtualHub::resume(int rank, double time) {
   if (std::exchange(at(rank).resuming, true)) return;
-  push({.time = time, .arrival = nullptr, .rank = rank, .number = numbers_++});
+  push({.time = time, .message = nullptr, .rank = rank, .number = numbers_++});
 }
 
 void VirtualHub::resume_all_blocked() {
@@ -209,8 +242,8 @@ int VirtualHub::next_rank() {
     std::pop_heap(events_.begin(), events_.end());
     const Event event = events_.back();
     events_.pop_back();
-    if (event.arrival == nullptr) return event.rank;
-    settle(event.arrival, event.time);
+    if (event.message == nullptr) return event.rank;
+    event.message->departed ? settle(event.message, event.time) : depart(event.message, event.time);
   }
 }
 

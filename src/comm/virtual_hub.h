@@ -5,6 +5,9 @@
 // the hub. When it blocks, it takes events from the queue in order of time: a message whose first bit arrives
 // gets its place in the receiver's ingress, a rank that may go on gets the token. Whoever runs has a clock no
 // earlier than the last event, so every message that could reach an ingress earlier has been sent already.
+//
+// Where ranks share a link, leaving is an event too: who runs may be ahead of another rank, which will send
+// earlier by the clock.
 
 #include <algorithm>
 #include <array>
@@ -16,6 +19,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/channel.h"
@@ -30,48 +34,55 @@ namespace thinwire {
 /// occupy a link.
 class StageLedger {
  public:
-  explicit StageLedger(std::size_t ranks) : ranks_(ranks) {}
+  /// latencies: of the links, each of which has a number. A message has one at either end.
+  StageLedger(std::size_t ranks, std::vector<double> latencies)
+      : ranks_(ranks), links_(latencies.size()), latencies_(std::move(latencies)) {}
 
   struct Place {
     std::uint32_t stage = 0;
-    double sent_through = 0;  ///< What its sender has sent in the stage, this message included.
+    double sent_through = 0;  ///< What its sender's link has sent in the stage, this message included.
   };
 
-  Place sent(std::size_t rank, double seconds) {
+  Place sent(std::size_t rank, std::size_t link, double seconds) {
     Rank& own = ranks_[rank];
-    if (own.latest > 0) own.loads[own.latest - 1].sent_on = true;
-    Load& load = load_of(own, own.latest + 1);
+    for (const std::size_t one : own.awaited_links) load_of(links_[one], own.latest).sent_on = true;
+    own.awaited_links.clear();
+    own.sent = own.latest + 1;
+    Load& load = load_of(links_[link], own.sent);
     load.sent += seconds;
-    return {own.latest + 1, load.sent};
+    return {own.sent, load.sent};
   }
 
-  void received(std::size_t rank, const Place& place, double seconds) {
+  void received(std::size_t rank, std::size_t link, const Place& place, double seconds) {
     Rank& own = ranks_[rank];
-    Load& load = load_of(own, place.stage);
+    Load& load = load_of(links_[link], place.stage);
     load.received += seconds;
-    if (!load.sent_on) load.awaited = std::max({load.awaited, load.received, place.sent_through});
-    own.latest = std::max(own.latest, place.stage);
+    if (own.sent <= place.stage) load.awaited = std::max({load.awaited, load.received, place.sent_through});
+    if (place.stage < own.latest) return;
+    if (place.stage > own.latest) own.awaited_links.clear();
+    own.latest = place.stage;
+    if (!std::ranges::count(own.awaited_links, link)) own.awaited_links.push_back(link);
   }
 
   std::size_t stages() const {
     std::size_t most = 0;
-    for (const Rank& rank : ranks_) most = std::max(most, rank.loads.size());
+    for (const auto& loads : links_) most = std::max(most, loads.size());
     return most;
   }
 
-  double seconds(double latency) const {
+  double seconds() const {
     const std::size_t last = stages();
     double total = 0;
     for (std::size_t stage = 1; stage <= last; ++stage) {
       double slowest = 0;
-      for (const Rank& rank : ranks_) {
-        if (stage > rank.loads.size()) continue;
-        const Load& load = rank.loads[stage - 1];
+      for (std::size_t link = 0; link < links_.size(); ++link) {
+        if (stage > links_[link].size()) continue;
+        const Load& load = links_[link][stage - 1];
         double cost = std::max(load.sent, load.received);
         if (stage == last) {
-          cost += latency;
+          cost += latencies_[link];
         } else if (load.sent_on) {
-          cost = std::max(cost, latency + load.awaited);
+          cost = std::max(cost, latencies_[link] + load.awaited);
         }
         slowest = std::max(slowest, cost);
       }
@@ -81,10 +92,8 @@ class StageLedger {
   }
 
   void clear() {
-    for (Rank& rank : ranks_) {
-      rank.latest = 0;
-      rank.loads.clear();
-    }
+    for (Rank& rank : ranks_) rank = {};
+    for (auto& loads : links_) loads.clear();
   }
 
  private:
@@ -96,16 +105,19 @@ class StageLedger {
     bool sent_on = false;
   };
   struct Rank {
-    std::uint32_t latest = 0;  // stage that something was received from
-    std::vector<Load> loads;
+    std::uint32_t latest = 0;                // stage that something was received from
+    std::uint32_t sent = 0;                  // and sent in
+    std::vector<std::size_t> awaited_links;  // by which, since something was sent
   };
 
-  static Load& load_of(Rank& rank, std::uint32_t stage) {
-    if (rank.loads.size() < stage) rank.loads.resize(stage);
-    return rank.loads[stage - 1];
+  static Load& load_of(std::vector<Load>& loads, std::uint32_t stage) {
+    if (loads.size() < stage) loads.resize(stage);
+    return loads[stage - 1];
   }
 
   std::vector<Rank> ranks_;
+  std::vector<std::vector<Load>> links_;  // by stage
+  std::vector<double> latencies_;
 };
 
 /// A send or a receive.
@@ -124,6 +136,7 @@ struct VirtualOperation {
   double egress_end = 0;
   double delivered = 0;  ///< Known once settled.
   StageLedger::Place place;
+  bool departed = false;  ///< Its turn in the egress is known.
   bool settled = false;   ///< Its turn in the ingress is known.
   bool released = false;  ///< The sender has done with it.
   bool taken = false;     ///< The receiver has done with it.
@@ -133,7 +146,7 @@ struct VirtualOperation {
 
 class VirtualHub {
  public:
-  VirtualHub(int workers, const VirtualLink& link);
+  VirtualHub(int workers, const VirtualLink& link, const VirtualHosts& hosts);
 
   // --- By the rank that holds the token.
 
@@ -171,10 +184,8 @@ class VirtualHub {
 
   struct Rank {
     double clock = 0;
-    double egress_free = 0;
-    double ingress_free = 0;
     int awaiting = -1;                     ///< A rank or kEveryone while blocked, else -1.
-    const VirtualOperation* on = nullptr;  ///< The receive that it is blocked on.
+    const VirtualOperation* on = nullptr;  ///< What it is blocked on.
     bool resuming = false;                 ///< An event will wake it.
     bool ended = false;
 
@@ -183,10 +194,17 @@ class VirtualHub {
     bool token = false;
   };
 
+  /// One end of a link.
+  struct Port {
+    double egress_free = 0;
+    double ingress_free = 0;
+  };
+
   struct Event {
     double time = 0;
-    VirtualOperation* arrival = nullptr;  ///< nullptr: the rank goes on.
-    int rank = 0;                         ///< Who goes on, or who sent.
+    VirtualOperation* message =
+        nullptr;   ///< Leaves, or arrives where it has left; nullptr: the rank goes on.
+    int rank = 0;  ///< Who goes on, or who sent.
     std::uint64_t number = 0;
 
     /// For a heap whose top is the next event. At one time ranks go first: what they send may arrive at once.
@@ -199,12 +217,25 @@ class VirtualHub {
     return channels_[static_cast<std::size_t>(from) * ranks_.size() + static_cast<std::size_t>(to)];
   }
   bool interrupted() const { return failed_ || stuck_; }
+  bool within_host(const VirtualOperation& message) const {
+    return hosts_.ranks_per_host > 1 &&
+           message.from / hosts_.ranks_per_host == message.to / hosts_.ranks_per_host;
+  }
+  const VirtualLink& link_of(const VirtualOperation& message) const {
+    return within_host(message) ? hosts_.inside : link_;
+  }
+  /// The number of the port by which the rank sends or receives it: hosts come first.
+  std::size_t port_of(const VirtualOperation& message, int rank) const {
+    const int hosts = workers() / hosts_.ranks_per_host;
+    return static_cast<std::size_t>(within_host(message) ? hosts + rank : rank / hosts_.ranks_per_host);
+  }
 
   void free(VirtualOperation* operation);
   void free_if_done(VirtualOperation* send);
   void keep_bytes(VirtualOperation* send);
   void pair(VirtualOperation* send, VirtualOperation* receive);
   void match(VirtualOperation* operation);
+  void depart(VirtualOperation* send, double time);
   void settle(VirtualOperation* send, double arrival);
 
   void push(Event event);
@@ -217,7 +248,9 @@ class VirtualHub {
   void call_stuck();
 
   VirtualLink link_;
+  VirtualHosts hosts_;
   std::deque<Rank> ranks_;
+  std::vector<Port> ports_;
   std::vector<Channel<VirtualOperation>> channels_;
   std::vector<Event> events_;  // a heap
   std::uint64_t numbers_ = 0;

@@ -132,20 +132,34 @@ struct Worker {
 
 }  // namespace
 
-void run_virtual(int workers, const VirtualLink& link,
-                 const std::function<void(VirtualCommunicator&)>& body) {
+namespace {
+
+void require_link(const VirtualLink& link) {
+  const auto positive = [](double value) { return value > 0 && std::isfinite(value); };
+  if (positive(link.bytes_per_second) && positive(link.scale) && link.latency_seconds >= 0 &&
+      std::isfinite(link.latency_seconds)) {
+    return;
+  }
+  throw std::invalid_argument("a link of " + std::to_string(link.bytes_per_second) + " bytes/s and " +
+                              std::to_string(link.latency_seconds) + " s, scale " +
+                              std::to_string(link.scale) +
+                              ": rate and scale must be above 0, the latency not negative");
+}
+
+}  // namespace
+
+void run_virtual(int workers, const VirtualLink& link, const std::function<void(VirtualCommunicator&)>& body,
+                 const VirtualHosts& hosts) {
   if (workers < 1) {
     throw std::invalid_argument("workers = " + std::to_string(workers) + ": at least 1 is needed");
   }
-  const auto positive = [](double value) { return value > 0 && std::isfinite(value); };
-  if (!positive(link.bytes_per_second) || !positive(link.scale) || !(link.latency_seconds >= 0) ||
-      !std::isfinite(link.latency_seconds)) {
-    throw std::invalid_argument("a link of " + std::to_string(link.bytes_per_second) + " bytes/s and " +
-                                std::to_string(link.latency_seconds) + " s, scale " +
-                                std::to_string(link.scale) +
-                                ": rate and scale must be above 0, the latency not negative");
+  if (hosts.ranks_per_host < 1 || workers % hosts.ranks_per_host != 0) {
+    throw std::invalid_argument("ranks per host = " + std::to_string(hosts.ranks_per_host) +
+                                ": it must divide the " + std::to_string(workers) + " workers");
   }
-  VirtualHub hub(workers, link);
+  require_link(link);
+  if (hosts.ranks_per_host > 1) require_link(hosts.inside);
+  VirtualHub hub(workers, link, hosts);
   // Communicators outlive all threads, as on the threads engine.
   std::deque<VirtualCommunicator> communicators;
   std::deque<Worker> states;

@@ -128,6 +128,186 @@ TEST(VirtualNetwork, SendingBeforeReceivingDoesNotLockUp) {
   });
 }
 
+// Two hosts of two ranks, ranks 0 and 1, and 2 and 3. Inside a byte takes a quarter of the time.
+constexpr VirtualHosts kHosts{.ranks_per_host = 2,
+                              .inside = {.bytes_per_second = 4e9, .latency_seconds = 1e-6}};
+
+double inside_seconds(double bytes) {
+  return bytes / kHosts.inside.bytes_per_second;
+}
+
+TEST(VirtualHosts, AMessageTakesTheLinkOfItsPair) {
+  run_virtual(
+      4, kLink,
+      [](VirtualCommunicator& communicator) {
+        switch (communicator.rank()) {
+          case 0:
+            send_bytes(communicator, 1, 1000);
+            EXPECT_DOUBLE_EQ(communicator.now_seconds(), inside_seconds(1000));
+            send_bytes(communicator, 2, 1000);
+            EXPECT_DOUBLE_EQ(communicator.now_seconds(), inside_seconds(1000) + wire_seconds(1000));
+            break;
+          case 1:
+            receive_bytes(communicator, 0, 1000);
+            EXPECT_DOUBLE_EQ(communicator.now_seconds(), 1e-6 + inside_seconds(1000));
+            break;
+          case 2:
+            receive_bytes(communicator, 0, 1000);
+            EXPECT_DOUBLE_EQ(communicator.now_seconds(), inside_seconds(1000) + 1e-5 + wire_seconds(1000));
+            break;
+          default:
+            break;
+        }
+      },
+      kHosts);
+}
+
+TEST(VirtualHosts, BothKindsOfLinksAreBusyAtOnce) {
+  run_virtual(
+      4, kLink,
+      [](VirtualCommunicator& communicator) {
+        const std::vector<std::byte> out(1000);
+        if (communicator.rank() == 0) {
+          auto outside = communicator.send(2, 1, out);
+          auto inside = communicator.send(1, 1, out);
+          inside.wait();
+          EXPECT_DOUBLE_EQ(communicator.now_seconds(), inside_seconds(1000));
+          outside.wait();
+          EXPECT_DOUBLE_EQ(communicator.now_seconds(), wire_seconds(1000));
+        } else if (communicator.rank() == 1) {
+          // From both sides: neither waits for the other.
+          receive_bytes(communicator, 3, 1000);
+          EXPECT_DOUBLE_EQ(communicator.now_seconds(), 1e-5 + wire_seconds(1000));
+          receive_bytes(communicator, 0, 1000);
+          EXPECT_DOUBLE_EQ(communicator.now_seconds(), 1e-5 + wire_seconds(1000));
+        } else if (communicator.rank() == 2) {
+          receive_bytes(communicator, 0, 1000);
+        } else {
+          send_bytes(communicator, 1, 1000);
+        }
+      },
+      kHosts);
+}
+
+TEST(VirtualHosts, RanksOfAHostShareItsLinkInOrderOfTime) {
+  run_virtual(
+      4, kLink,
+      [](VirtualCommunicator& communicator) {
+        switch (communicator.rank()) {
+          case 0:
+            // It runs first, and by its clock it is later.
+            communicator.advance(1e-7);
+            send_bytes(communicator, 2, 1000);
+            EXPECT_DOUBLE_EQ(communicator.now_seconds(), wire_seconds(3000));
+            break;
+          case 1:
+            send_bytes(communicator, 3, 2000);
+            EXPECT_DOUBLE_EQ(communicator.now_seconds(), wire_seconds(2000));
+            break;
+          case 2:
+            receive_bytes(communicator, 0, 1000);
+            EXPECT_DOUBLE_EQ(communicator.now_seconds(), 1e-5 + wire_seconds(3000));
+            break;
+          default:
+            receive_bytes(communicator, 1, 2000);
+            EXPECT_DOUBLE_EQ(communicator.now_seconds(), 1e-5 + wire_seconds(2000));
+        }
+      },
+      kHosts);
+}
+
+TEST(VirtualHosts, RanksOfAHostShareItsIngress) {
+  run_virtual(
+      6, kLink,
+      [](VirtualCommunicator& communicator) {
+        // Ranks 2 and 4, of two hosts, send to the two ranks of host 0 at the same time.
+        if (communicator.rank() == 2 || communicator.rank() == 4) {
+          send_bytes(communicator, communicator.rank() == 2 ? 0 : 1, 1000);
+          EXPECT_DOUBLE_EQ(communicator.now_seconds(), wire_seconds(1000));
+        } else if (communicator.rank() < 2) {
+          receive_bytes(communicator, communicator.rank() == 0 ? 2 : 4, 1000);
+          EXPECT_DOUBLE_EQ(communicator.now_seconds(),
+                           1e-5 + wire_seconds(communicator.rank() == 0 ? 1000 : 2000));
+        }
+      },
+      kHosts);
+}
+
+TEST(VirtualHosts, StagesCountEachLinksBytes) {
+  run_virtual(
+      4, kLink,
+      [](VirtualCommunicator& communicator) {
+        const int rank = communicator.rank();
+        const auto swap = [&](int peer, std::size_t bytes) {
+          const std::vector<std::byte> out(bytes);
+          std::vector<std::byte> in(bytes);
+          auto receiving = communicator.receive(peer, 1, in);
+          communicator.send(peer, 1, out).wait();
+          receiving.wait();
+        };
+        communicator.align();
+        swap(rank ^ 1, 8000);  // inside
+        swap(rank ^ 2, 3000);  // both ranks of a host, over its one link
+        swap(rank ^ 1, 4000);
+        const VirtualInterval interval = communicator.align();
+        EXPECT_EQ(interval.stages, 3u);
+        const double expected =
+            1e-6 + inside_seconds(8000) + 1e-5 + wire_seconds(6000) + 1e-6 + inside_seconds(4000);
+        EXPECT_NEAR(interval.seconds, expected, 1e-12);
+        EXPECT_NEAR(interval.formula_seconds, expected, 1e-12);
+      },
+      kHosts);
+}
+
+TEST(VirtualHosts, AFailureReleasesWhoWaitsForTheLink) {
+  int released = 0;
+  EXPECT_THROW(run_virtual(
+                   4, kLink,
+                   [&](VirtualCommunicator& communicator) {
+                     if (communicator.rank() == 3) throw std::runtime_error("rank 3 had enough");
+                     try {
+                       for (int i = 0; i < 100; ++i) {
+                         std::vector<float> values(10'000, 1.0f);
+                         communicator.all_reduce_sum(values);
+                       }
+                     } catch (const CommError& error) {
+                       EXPECT_EQ(error.peer(), 3);
+                       ++released;
+                       throw;
+                     }
+                   },
+                   kHosts),
+               std::runtime_error);
+  EXPECT_EQ(released, 3);
+}
+
+TEST(VirtualHosts, OneRankPerHostIsANetworkWithoutHosts) {
+  const auto times = [](int ranks_per_host) {
+    std::vector<std::uint64_t> bits(4);
+    run_virtual(4, kLink,
+                [&](VirtualCommunicator& communicator) {
+                  std::vector<float> values(50'001, 1.0f);
+                  communicator.advance(1e-7 * communicator.rank());
+                  communicator.all_reduce_sum(values);
+                  bits[static_cast<std::size_t>(communicator.rank())] =
+                      std::bit_cast<std::uint64_t>(communicator.now_seconds());
+                },
+                {.ranks_per_host = ranks_per_host, .inside = kHosts.inside});
+    return bits;
+  };
+  std::vector<std::uint64_t> without(4);
+  run_virtual(4, kLink, [&](VirtualCommunicator& communicator) {
+    std::vector<float> values(50'001, 1.0f);
+    communicator.advance(1e-7 * communicator.rank());
+    communicator.all_reduce_sum(values);
+    without[static_cast<std::size_t>(communicator.rank())] =
+        std::bit_cast<std::uint64_t>(communicator.now_seconds());
+  });
+  EXPECT_EQ(times(1), without);
+  EXPECT_NE(times(2), without);
+  EXPECT_EQ(times(2), times(2));
+}
+
 double all_reduce_seconds(int world, std::size_t elements, const VirtualLink& link,
                           double* formula = nullptr) {
   double seconds = 0;
@@ -341,6 +521,11 @@ TEST(VirtualNetwork, BadArgumentsAreRefused) {
         VirtualLink{.latency_seconds = HUGE_VAL}, VirtualLink{.scale = 0}}) {
     EXPECT_THROW(run_virtual(2, link, nothing), std::invalid_argument);
   }
+  for (const int ranks : {0, -1, 3}) {
+    EXPECT_THROW(run_virtual(4, kLink, nothing, {.ranks_per_host = ranks}), std::invalid_argument);
+  }
+  EXPECT_THROW(run_virtual(4, kLink, nothing, {.ranks_per_host = 2, .inside = {.bytes_per_second = 0}}),
+               std::invalid_argument);
   run_virtual(1, kLink, [](VirtualCommunicator& communicator) {
     EXPECT_THROW(communicator.advance(-1), std::invalid_argument);
     EXPECT_THROW(communicator.advance(std::nan("")), std::invalid_argument);

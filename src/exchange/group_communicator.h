@@ -10,7 +10,7 @@ namespace thinwire {
 
 /// Ranks count within the group; messages of errors have those of `all`. Bytes are counted by both. What is
 /// exchanged belongs to an exchange of `all`, by which all ranks compare their calls. One thread drives both.
-class GroupCommunicator final : public Communicator {
+class GroupCommunicator : public Communicator {
  public:
   /// Whether long exchanges wait for those of other communicators of this process, see await_turn().
   enum class Lanes : std::uint8_t { take_turns, at_once };

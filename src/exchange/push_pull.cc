@@ -10,7 +10,6 @@
 #include "core/partition.h"
 #include "kernels/dense/dense.h"
 #include "kernels/rows/bitmap.h"
-#include "kernels/rows/hash_partition.h"
 #include "kernels/rows/row_access.h"
 #include "thinwire/errors.h"
 
@@ -221,15 +220,28 @@ void PushPull::split() {
   if (!scheme_.hash_split) {
     return split_by_owner(executor_, owner_of, own_.row_indices, own_.values, width_, cursors);
   }
-  // The same parts by Algorithm 1.
-  const auto shape = HierarchicalHashShape::for_nonzeros(own_.size(), world_);
-  const HashMemory memory{.slots = take_scratch<std::uint32_t>(shape.owners * shape.slots),
-                          .serial = take_scratch<std::uint32_t>(own_.size()),
-                          .cursors = take<std::size_t>(world_)};
-  const auto positions = take_scratch<std::uint32_t>(own_.size());
-  split_positions_by_hash(executor_, shape, *scheme_.hash_split, own_.row_indices, owner_of, pushed_, memory,
-                          positions);
-  deliver_rows(executor_, positions, owner_of, own_.row_indices, own_.values, width_, cursors);
+  deliver_rows(executor_, positions_by_hash(owner_of), owner_of, own_.row_indices, own_.values, width_,
+               cursors);
+}
+
+/// The same parts by Algorithm 1. Where more collide than the serial area has room for, it is made again with
+/// room for all.
+Span<const std::uint32_t> PushPull::positions_by_hash(Span<const std::uint16_t> owner_of) {
+  const std::size_t count = own_.size();
+  const HierarchicalHashShape shape = scheme_.hashing.shape(count, world_);
+  HashMemory memory{.slots = take_scratch<std::uint32_t>(shape.owners * shape.slots),
+                    .serial = take_scratch<std::uint32_t>(std::min(count, shape.owners * shape.serial_room)),
+                    .cursors = take<std::size_t>(world_)};
+  const auto positions = take_scratch<std::uint32_t>(count);
+  const auto split = [&] {
+    return split_positions_by_hash(executor_, shape, *scheme_.hash_split, own_.row_indices, owner_of, pushed_,
+                                   memory, positions);
+  };
+  if (split() > memory.serial.size()) {
+    memory.serial = take_scratch<std::uint32_t>(count);
+    split();
+  }
+  return positions;
 }
 
 void PushPull::find_owners_of_rows(Span<std::uint16_t> owner_of) {
@@ -337,12 +349,11 @@ RowMean PushPull::pull() {
 /// The header of an owner's result, checked.
 void PushPull::await_result(RowMessages& results, std::size_t owner) {
   const FrameHeader& arrived = results.await_header(owner, owned_slots(owner), world_);
-  if (scheme_.pull_bitmaps && arrived.type == FrameType::row_bitmap) {
-    require_field(arrived, "slots", arrived.count, owned_slots(owner));
-  } else {
-    require_field(arrived, "type", static_cast<std::uint64_t>(arrived.type),
-                  static_cast<std::uint64_t>(FrameType::row_list));
-  }
+  const bool either = scheme_.pull == PullFormat::smaller && arrived.type == FrameType::row_bitmap;
+  const bool bitmap = either || scheme_.pull == PullFormat::bitmap;
+  require_field(arrived, "type", static_cast<std::uint64_t>(arrived.type),
+                static_cast<std::uint64_t>(bitmap ? FrameType::row_bitmap : FrameType::row_list));
+  if (bitmap) require_field(arrived, "slots", arrived.count, owned_slots(owner));
   require_field(arrived, "first slot", arrived.first, first_slot(owner));
   pulled_rows_[owner] = frame_rows(arrived);
   pulled_bytes_[owner] = arrived.payload_bytes;
@@ -374,14 +385,13 @@ RowSparse PushPull::collect(RowMessages& results) {
 Span<const std::byte> PushPull::encode(FrameContents& contents) {
   const std::size_t slots = owned_slots();
   const std::size_t listed = pulled_rows_[self_];
-  const std::uint64_t as_list = row_list_bytes(listed, width_);
-  const std::uint64_t as_bitmap = row_bitmap_bytes(slots, listed, width_);
-  const bool bitmap = scheme_.pull_bitmaps && as_bitmap < as_list;
-  contents = {.type = bitmap ? FrameType::row_bitmap : FrameType::row_list,
-              .workers = static_cast<std::uint32_t>(world_),
-              .first = first_slot(self_),
-              .count = bitmap ? slots : listed,
-              .payload_bytes = bitmap ? as_bitmap : as_list};
+  const bool bitmap = pulls_bitmap(scheme_.pull, slots, listed, width_);
+  contents = {
+      .type = bitmap ? FrameType::row_bitmap : FrameType::row_list,
+      .workers = static_cast<std::uint32_t>(world_),
+      .first = first_slot(self_),
+      .count = bitmap ? slots : listed,
+      .payload_bytes = bitmap ? row_bitmap_bytes(slots, listed, width_) : row_list_bytes(listed, width_)};
   pulled_bytes_[self_] = contents.payload_bytes;
   const auto payload = take<std::byte>(contents.payload_bytes);
   if (bitmap) {

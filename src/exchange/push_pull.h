@@ -8,8 +8,8 @@
 //
 // Bytes sent per rank, rows of `width` values:
 //   push: (4 + 4 width) per row that another rank owns;
-//   pull: (W-1) times the smaller of 4 width |U_p| + |I_p| / 8 and (4 + 4 width) |U_p|, where I_p are the
-//         slots owned and U_p those of them that any rank has.
+//   pull: (W-1) times 4 width |U_p| + |I_p| / 8 as a bitmap or (4 + 4 width) |U_p| as a list, where I_p are
+//         the slots owned and U_p those of them that any rank has.
 //
 // Synchronizing rows by exchanging ever larger unions: in stage i each rank swaps what it has with rank XOR
 // 2^i and merges. SparCML's SSAR by recursive doubling (C. Renggli et al., SC 2019), which Zen's paper calls
@@ -22,17 +22,28 @@
 
 #include "core/philox.h"
 #include "exchange/row_messages.h"
+#include "kernels/rows/hash_partition.h"
 #include "kernels/rows/index_permutation.h"
 
 namespace thinwire {
 
+/// What an owner's result travels as: a bitmap of its slots, a list, or the smaller of the two.
+enum class PullFormat { smaller, bitmap, list };
+
+/// Whether an owner's result, which has `rows` of `slots` slots, travels as a bitmap.
+constexpr bool pulls_bitmap(PullFormat format, std::uint64_t slots, std::uint64_t rows, std::uint64_t width) {
+  if (format != PullFormat::smaller) return format == PullFormat::bitmap;
+  return row_bitmap_bytes(slots, rows, width) < row_list_bytes(rows, width);
+}
+
 struct PushPullScheme {
   /// The owner of slot x is the part of the table in which it lies; the permutation gives rows their slots.
   IndexPermutation slots;
-  bool pull_bitmaps = true;  ///< Whether a pull may be a bitmap where that is smaller.
+  PullFormat pull = PullFormat::smaller;
   /// Rows are split among owners by Zen's Algorithm 1, with second-level hashes of this stream, and not by a
   /// counting sort. What is sent is the same to the bit.
   std::optional<RandomStream> hash_split{};
+  HierarchicalHashParameters hashing{};  ///< Of hash_split.
   /// Where the slots of owners 1, 2, ... begin, in place of nearly equal parts: ascending, at most the
   /// table's rows, the same on all ranks. Empty: equal parts. Slots are rows themselves then
   /// (IndexPermutation::none()), and rows must lie in memory of the CPU.
@@ -92,6 +103,7 @@ class PushPull {
   void check_scheme() const;
   void split();
   void find_owners_of_rows(Span<std::uint16_t> owner_of);
+  Span<const std::uint32_t> positions_by_hash(Span<const std::uint16_t> owner_of);
   Span<const std::uint32_t> owned_slots_of(std::size_t rank, Span<const std::uint32_t> indices);
   void await_push(std::size_t peer);
   void await_result(RowMessages& results, std::size_t owner);

@@ -189,7 +189,8 @@ TEST(PushPull, ForgedFramesAreRefused) {
 
 /// Rank 1 of two pushes nothing, properly, and then forges its pull: a bitmap of its 50 slots with one row
 /// set.
-std::string complaint_about_pull(const std::function<void(FrameHeader&, std::vector<std::byte>&)>& spoil) {
+std::string complaint_about_pull(const std::function<void(FrameHeader&, std::vector<std::byte>&)>& spoil,
+                                 PullFormat format = PullFormat::smaller) {
   std::string complaint;
   try {
     run_in_process(2, [&](Communicator& communicator) {
@@ -205,6 +206,9 @@ std::string complaint_about_pull(const std::function<void(FrameHeader&, std::vec
           Pending second;
           if (!payload.empty()) second = communicator.send(0, tag, payload);
           communicator.receive(0, tag, from_peer).wait();
+          const FrameHeader theirs = read_frame_header(from_peer, PayloadPlace::next_message);
+          std::vector<std::byte> rest(theirs.payload_bytes);
+          if (!rest.empty()) communicator.receive(0, tag, rest).wait();
           first.wait();
           second.wait();
         };
@@ -232,7 +236,7 @@ std::string complaint_about_pull(const std::function<void(FrameHeader&, std::vec
       Step step{.communicator = communicator, .executor = *executor, .workspace = workspace, .index = 9};
       const RowSparse none{.row_indices = {}, .values = {}, .rows = kRows, .width = 1};
       try {
-        push_pull(4, none, true, {.slots = IndexPermutation::none(kRows)}, step);
+        push_pull(4, none, true, {.slots = IndexPermutation::none(kRows), .pull = format}, step);
         complaint = "none";
       } catch (const CorruptFrame& error) {
         complaint = error.what();
@@ -264,6 +268,26 @@ TEST(PushPull, ForgedPullsAreRefused) {
     EXPECT_NE(complaint.find(wanted), std::string::npos)
         << "wanted '" << wanted << "', got '" << complaint << "'";
   }
+}
+
+TEST(PushPull, PullsOfAnotherFormatThanAgreedAreRefused) {
+  const auto as_it_is = [](FrameHeader&, std::vector<std::byte>&) {};
+  const auto as_list = [](FrameHeader& header, std::vector<std::byte>& payload) {
+    header.type = FrameType::row_list;
+    header.count = 0;
+    payload.clear();
+    header.payload_bytes = 0;
+  };
+  EXPECT_EQ(complaint_about_pull(as_it_is, PullFormat::bitmap), "none");
+  EXPECT_EQ(complaint_about_pull(as_list, PullFormat::list), "none");
+  EXPECT_EQ(complaint_about_pull(as_list, PullFormat::smaller), "none");
+  const std::string bitmap = std::to_string(static_cast<int>(FrameType::row_bitmap));
+  const std::string list = std::to_string(static_cast<int>(FrameType::row_list));
+  EXPECT_NE(complaint_about_pull(as_it_is, PullFormat::list).find("type is " + bitmap + ", expected " + list),
+            std::string::npos);
+  EXPECT_NE(
+      complaint_about_pull(as_list, PullFormat::bitmap).find("type is " + list + ", expected " + bitmap),
+      std::string::npos);
 }
 
 }  // namespace

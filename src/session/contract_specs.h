@@ -54,7 +54,9 @@ inline const std::vector<TestedSpec> kTestedSpecs = {
     {"zen:scheme=push_pull:feedback=on", On::both},
     {"zen:scheme=centralization:feedback=on", On::both},
     {"zen:scheme=push_pull:pull=list"},
+    {"zen:scheme=push_pull:pull=bitmap", On::both},
     {"zen:scheme=push_pull:split=hash", On::both},
+    {"zen:scheme=push_pull:split=hash:hashes=1:slots=0.5:serial=0", On::both},
     {"zen:scheme=push_pull:split=thresholds:every=2"},
     {"zen:profile_steps=2:gbit=1000:latency_us=1000"},  // where the fewer hops win
     {"agsparse"},

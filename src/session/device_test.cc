@@ -4,12 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <random>
 #include <sstream>
 
+#include "exchange/host_groups.h"
 #include "session/contract_specs.h"
 #include "session/device_vector.h"
 #include "thinwire/cuda.h"
@@ -316,6 +318,57 @@ TEST(DeviceSession, RanksOfAHostAddUpAsOnTheHost) {
     for (std::size_t rank = 0; rank < 4; ++rank) {
       EXPECT_TRUE(same_bits(on_device[rank], on_device[0])) << spec;
       EXPECT_TRUE(same_bits(on_device[rank], on_host[rank])) << spec;
+    }
+  }
+}
+
+/// As host_groups_test.cc has it on the host. Samples differ there, so bits do, too.
+TEST(DeviceSession, PartsOfAHostAreSelectedByOneThreshold) {
+  if (cuda_devices() == 0) GTEST_SKIP() << "no CUDA device";
+  const BucketLayout layout = {{"first", 9000}, {"second", 9000}, {"third", 9000}, {"fourth", 9000}};
+  constexpr std::size_t kEach = 9000;
+  constexpr std::size_t kAll = 4 * kEach;
+  constexpr std::size_t kUnion = 3510;  // of two hosts that choose a twentieth apart: 0.0975 of all
+  for (const std::string threshold : {"own", "shards"}) {
+    for (const bool with_residual : {false, true}) {
+      SCOPED_TRACE(threshold + (with_residual ? ", second step" : ", first step"));
+      std::array<std::size_t, 2> by_place{};
+      run_in_process(4, [&](Communicator& communicator) {
+        SessionOptions options;
+        options.ranks_per_host = 2;
+        options.cuda_device = 0;
+        Session session("dgc:ratio=0.05:momentum=0:threshold=" + threshold, communicator, options);
+        session.add_bucket(layout);
+        // Whole parameters lie at one place or the other. Those of place 0 are large.
+        std::array<bool, 4> at_place_0{};
+        const HostGroups groups(communicator, 2);
+        for (const VectorChunk& slice : groups.parts(layout).slices[0])
+          at_place_0[slice.begin / kEach] = true;
+        DeviceVector memory(kAll);
+        std::vector<float> gradient;
+        for (int step = 0; step <= (with_residual ? 1 : 0); ++step) {
+          std::mt19937 random(static_cast<std::uint32_t>(10 * step + communicator.rank()));
+          std::normal_distribution<float> normal;
+          gradient.resize(kAll);
+          for (std::size_t i = 0; i < kAll; ++i) {
+            gradient[i] = normal(random) * (at_place_0[i / kEach] ? 100.0f : 1.0f);
+          }
+          memory.write(gradient);
+          EXPECT_TRUE(session.synchronize(0, memory.span()).finite);
+          EXPECT_TRUE(session.next_step());
+          gradient = memory.read();
+        }
+        if (communicator.rank() != 0) return;
+        for (std::size_t i = 0; i < kAll; ++i) {
+          if (gradient[i] != 0) ++by_place[at_place_0[i / kEach] ? 0 : 1];
+        }
+      });
+      EXPECT_NEAR(static_cast<double>(by_place[0] + by_place[1]), kUnion, 0.2 * kUnion);
+      if (threshold == "shards") {
+        EXPECT_LT(by_place[1], 20u);
+      } else {
+        EXPECT_GT(by_place[1], 1000u);
+      }
     }
   }
 }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
+#include <cstdlib>
 #include <string>
 
 #include "thinwire/errors.h"
@@ -122,6 +124,31 @@ void read_elias(const SignSums& sums, Span<const std::byte> codes, Span<std::uin
     }
   }
   reader.finish();
+}
+
+EliasBits elias_bits(Span<const std::int32_t> levels) {
+  EliasBits bits;
+  std::uint64_t gap = 0;
+  for (const std::int32_t level : levels) {
+    const auto magnitude = static_cast<std::uint64_t>(std::abs(std::int64_t{level}));
+    const int sign = level == 0 ? 0 : 1;
+    bits.each += static_cast<std::uint64_t>(elias_omega_bits(magnitude + 1) + sign);
+    ++gap;
+    if (level == 0) continue;
+    bits.gaps += static_cast<std::uint64_t>(elias_omega_bits(gap) + sign + elias_omega_bits(magnitude));
+    gap = 0;
+  }
+  return bits;
+}
+
+double entropy_bits(Span<const std::uint64_t> counts) {
+  double all = 0;
+  for (const std::uint64_t count : counts) all += static_cast<double>(count);
+  double bits = 0;
+  for (const std::uint64_t count : counts) {
+    if (count != 0) bits += static_cast<double>(count) * std::log2(all / static_cast<double>(count));
+  }
+  return bits;
 }
 
 }  // namespace thinwire

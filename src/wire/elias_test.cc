@@ -88,5 +88,46 @@ TEST(Elias, CodesThatCannotBeAreRefused) {
   EXPECT_NE(complaint_about({4, 1}, std::vector<std::byte>(9)).find("over 31 zeros"), std::string::npos);
 }
 
+/// The recursive code itself, as digits.
+std::string omega(std::uint64_t number) {
+  std::string code = "0";
+  while (number > 1) {
+    std::string group;
+    for (std::uint64_t rest = number; rest != 0; rest /= 2) group.insert(0, 1, rest % 2 == 1 ? '1' : '0');
+    code.insert(0, group);
+    number = group.size() - 1;
+  }
+  return code;
+}
+
+TEST(EliasOmega, IsAsLongAsItsCode) {
+  EXPECT_EQ(omega(1), "0");
+  EXPECT_EQ(omega(3), "110");
+  EXPECT_EQ(omega(16), "10100100000");  // of Elias's paper: 10 100 10000 0
+  for (std::uint64_t number = 1; number < 3000; ++number) {
+    ASSERT_EQ(elias_omega_bits(number), static_cast<int>(omega(number).size())) << number;
+  }
+}
+
+TEST(EliasBits, AreThoseOfQsgdsCodes) {
+  // Distances 3, 1 and 4; magnitudes 1, 7 and 2. The zeros behind the last cost nothing.
+  const std::vector<std::int32_t> levels = {0, 0, -1, 7, 0, 0, 0, 2, 0};
+  const EliasBits bits = elias_bits(levels);
+  EXPECT_EQ(bits.gaps, (3u + 1 + 1) + (1u + 1 + 6) + (6u + 1 + 3));
+  EXPECT_EQ(bits.each, 6u * 1 + (3 + 1) + (7 + 1) + (3 + 1));
+  EXPECT_EQ(elias_bits(Span<const std::int32_t>()).gaps, 0u);
+  const std::vector<std::int32_t> zeros(100, 0);
+  EXPECT_EQ(elias_bits(zeros).gaps, 0u);
+  EXPECT_EQ(elias_bits(zeros).each, 100u);
+}
+
+TEST(EntropyBits, AreOfHowOftenSymbolsCome) {
+  const auto bits = [](const std::vector<std::uint64_t>& counts) { return entropy_bits(counts); };
+  EXPECT_DOUBLE_EQ(bits({5, 5, 5, 5}), 40);
+  EXPECT_DOUBLE_EQ(bits({4, 2, 0, 2}), 4 * 1 + 4 * 2);
+  EXPECT_DOUBLE_EQ(bits({9}), 0);
+  EXPECT_DOUBLE_EQ(bits({}), 0);
+}
+
 }  // namespace
 }  // namespace thinwire::elias_test

@@ -89,6 +89,42 @@ def casq_table_1_more(parts: dict) -> tuple:
     return text + accuracy_table(systems, named(systems, "dense"), ("paper, ResNet-32 on CIFAR-10", paper)) + with_momentum(parts), made
 
 
+def casq_table_1_codes(parts: dict) -> tuple:
+    models = sorted(parts)
+    specs = list(by_spec(parts[models[0]], len))
+    by_model = {model: {spec: [result for result in parts[model] if result["spec"] == spec] for spec in specs} for model in models}
+
+    def elias(result: dict) -> float:
+        return min(bits for bits in (result["elias_gaps"], result["elias_each"]) if bits is not None)
+
+    def bits_of(model: str, spec: str, value) -> list:
+        return [value(result) for result in by_model[model][spec]]
+
+    rows = []
+    for spec in specs:
+        row = [f"`{spec}`", f"{by_model[models[0]][spec][0]['fixed']:g}"]
+        for model in models:
+            row += [spread_text(bits_of(model, spec, elias), ".2f"), spread_text(bits_of(model, spec, lambda result: result["entropy"]), ".2f")]
+        rows.append(row)
+    made, (axes,) = figure()
+    made.set_size_inches(8, 4.6)
+    for at, model in enumerate(models):
+        for marker, value in (("o", elias), ("x", lambda result: result["entropy"])):
+            axes.plot([mean(bits_of(model, spec, value)) for spec in specs], range(len(specs)), marker, color=COLOURS[at],
+                      label=f"{model}, {'Elias' if marker == 'o' else 'entropy'}")
+    axes.plot([by_model[models[0]][spec][0]["fixed"] for spec in specs], range(len(specs)), "|", color="#000000", markersize=12, label="fixed length")
+    axes.set_yticks(range(len(specs)))
+    axes.set_yticklabels([quantizer_name(spec) for spec in specs])
+    axes.set_xlabel("bits per element")
+    axes.legend(frameon=False, fontsize=7)
+    made.tight_layout()
+    text = ("Bits per element of codes alone, without norms, centres and means. Elias: the shorter of two codes, of every element or of the non-zeros and "
+            "the gaps between them (QSGD, section 3); casq's clusters are numbered from the most frequent one on. Entropy: of each worker's codes in a "
+            "step, each element by itself. Dense tensors alone; an LSTM's table of rows is left out.\n\n")
+    head = ["spec", "fixed"] + [f"{model}, {what}" for model in models for what in ("Elias", "entropy")]
+    return text + table(head, rows), made
+
+
 def casq_figure_5(parts: dict) -> tuple:
     names = sorted([name for name in parts if name != "noise"], key=lambda name: -int(name.split("_")[1]))
     made, all_axes = figure(len(names))

@@ -31,6 +31,7 @@ EXPERIMENTS = {
     "sketched_sgd_figure_6": ("Sketched-SGD, Figure 6: accuracy against the number of workers", sketched_sgd.sketched_sgd_figure_6),
     "casq_table_1": ("CASQ, Table 1: accuracy at 2 and 3 bits", casq.casq_table_1),
     "casq_table_1_more": ("CASQ, Table 1: clusters of each worker's own, and normalised quantizers", casq.casq_table_1_more),
+    "casq_table_1_codes": ("CASQ, Table 1: codes of a fixed length, Elias codes and entropies", casq.casq_table_1_codes),
     "casq_figure_5": ("CASQ, Figure 5: compression error per step on real gradients", casq.casq_figure_5),
     "casq_figure_1": ("CASQ, Figure 1: how gradients are distributed", casq.casq_figure_1),
     "casq_figure_6": ("CASQ, Figures 6 (a) and 8: training loss, and time to a loss", casq.casq_figure_6),

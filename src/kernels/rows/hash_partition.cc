@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 #include <stdexcept>
@@ -116,9 +117,13 @@ void deliver_rows(Executor& executor, Span<const std::uint32_t> positions, Span<
 
 // --- Zen's Algorithm 1
 
-HierarchicalHashShape HierarchicalHashShape::for_nonzeros(std::size_t nonzeros, std::size_t owners) {
-  const std::size_t slots = (2 * nonzeros + owners - 1) / owners;
-  return {.owners = owners, .slots = slots, .serial_room = slots / 10};
+HierarchicalHashShape HierarchicalHashParameters::shape(std::size_t nonzeros, std::size_t owners) const {
+  const double of_all = std::ceil(slots * static_cast<double>(nonzeros));
+  const auto each = (static_cast<std::size_t>(of_all) + owners - 1) / owners;
+  return {.owners = owners,
+          .slots = each,
+          .serial_room = static_cast<std::size_t>(serial * static_cast<double>(each)),
+          .rounds = hashes};
 }
 
 HierarchicalHash::HierarchicalHash(const HierarchicalHashShape& shape, const RandomStream& stream)
@@ -167,9 +172,12 @@ std::size_t split_positions_by_hash(Executor& executor, const HierarchicalHashSh
         std::uint32_t empty = 0;
         return std::atomic_ref(own[slot]).compare_exchange_strong(empty, stored, std::memory_order_relaxed);
       });
-      if (!placed) memory.serial[serial.fetch_add(1, std::memory_order_relaxed)] = stored;
+      if (placed) continue;
+      const std::size_t at = serial.fetch_add(1, std::memory_order_relaxed);
+      if (at < memory.serial.size()) memory.serial[at] = stored;
     }
   });
+  if (serial > memory.serial.size()) return serial;
   std::exclusive_scan(counts.begin(), counts.end(), memory.cursors.begin(), std::size_t{0});
   executor.parallel_for(shape.owners, 1, [&](std::size_t begin, std::size_t end) {
     for (std::size_t owner = begin; owner < end; ++owner) {

@@ -140,6 +140,7 @@ struct PositionTable {
   std::uint32_t* serial = nullptr;  ///< of all owners
   std::uint32_t* serial_count = nullptr;
   std::size_t slots_each = 0;
+  std::size_t serial_room = 0;
 };
 
 THINWIRE_KERNEL void insert_positions_kernel(RandomStream stream, int rounds, Reads<std::uint32_t> indices,
@@ -150,7 +151,9 @@ THINWIRE_KERNEL void insert_positions_kernel(RandomStream stream, int rounds, Re
     std::uint32_t* own = table.slots + owner_of[k] * table.slots_each;
     const bool placed = probe_slots(stream, indices[k], rounds, table.slots_each,
                                     [&](std::size_t slot) { return atomicCAS(own + slot, 0u, stored) == 0; });
-    if (!placed) table.serial[atomicAdd(table.serial_count, 1u)] = stored;
+    if (placed) continue;
+    const std::size_t at = atomicAdd(table.serial_count, 1u);
+    if (at < table.serial_room) table.serial[at] = stored;
   }
 }
 
@@ -272,10 +275,15 @@ std::size_t split_positions_by_hash_on_cuda(Executor& executor, const Hierarchic
   const Scratch<std::uint32_t> serial_count(own, 1);
   clear(own, s.data(), owners * shape.slots);
   clear(own, serial_count.data(), 1);
-  const PositionTable table{s.data(), r.data(), serial_count.data(), shape.slots};
+  const PositionTable table{s.data(), r.data(), serial_count.data(), shape.slots, memory.serial.size()};
   launch(own.stream(), grid_for(count), insert_positions_kernel, stream, shape.rounds, i.data(), o.data(),
          count, table);
   const Marks taken(own, owners * shape.slots, IsTaken{s.data()});
+  const std::size_t overflow = count - taken.total();
+  if (overflow > memory.serial.size()) {
+    finish(own, i, o, c, s, r, p);
+    return overflow;
+  }
   const Scratch<std::size_t> sums(own, owners);
   exclusive_sum(own, c.data(), sums.data(), owners);
   const Scratch<std::uint32_t> begins(own, owners), ends(own, owners), shifts(own, owners),
@@ -285,7 +293,6 @@ std::size_t split_positions_by_hash_on_cuda(Executor& executor, const Hierarchic
          shape.slots, c.data(), sums.data(), owners, places);
   const Scratch<std::uint32_t> mixed(own, count);
   taken.list(WritePosition{s.data(), o.data(), shifts.data(), mixed.data()});
-  const std::size_t overflow = count - taken.total();
   if (overflow > 0) {
     launch(own.stream(), grid_for(overflow), place_serial_kernel, table, o.data(), places, mixed.data());
   }

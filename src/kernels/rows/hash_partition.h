@@ -74,9 +74,15 @@ struct HierarchicalHashShape {
   std::size_t slots = 0;        ///< r1 per owner.
   std::size_t serial_room = 0;  ///< r2 per owner, to begin with.
   int rounds = 3;               ///< k, the number of second-level hashes; at least 1.
+};
 
-  /// The paper's: r1 = 2 nnz over all owners, r2 = r1 / 10, k = 3.
-  static HierarchicalHashShape for_nonzeros(std::size_t nonzeros, std::size_t owners);
+/// What Algorithm 1 lets one choose. The defaults are the paper's (section 4.4).
+struct HierarchicalHashParameters {
+  int hashes = 3;       ///< k; at least 1.
+  double slots = 2;     ///< r1 of all owners together, in non-zeros; above 0.
+  double serial = 0.1;  ///< r2, in r1; not negative.
+
+  HierarchicalHashShape shape(std::size_t nonzeros, std::size_t owners) const;
 };
 
 /// Calls try_slot(slot) for the slots in which an index may lie, in the order of the second-level hashes,
@@ -125,17 +131,18 @@ class HierarchicalHash {
 };
 
 /// Memory of one split, uninitialised, where the executor's kernels work on it. The serial area is one for
-/// all owners and has room for every index, so it never has to grow.
+/// all owners.
 struct HashMemory {
   Span<std::uint32_t> slots;   ///< [shape.owners * shape.slots]
-  Span<std::uint32_t> serial;  ///< [indices.size()]
+  Span<std::uint32_t> serial;  ///< With room for every index it is never too small.
   Span<std::size_t> cursors;   ///< [shape.owners]; of no use on a device
 };
 
 /// Algorithm 1 for rows that stay where they are; on the CPU without allocating. positions [indices.size()],
 /// out: owner after owner the k of what it has, owner_of[k] being that owner. Ascending within each owner, so
 /// which thread came first leaves no trace. indices are distinct, owner_of[k] below shape.owners; counts[p]:
-/// how often p is in owner_of. Returns how many indices found no slot.
+/// how often p is in owner_of. Returns how many indices found no slot. Where these are more than serial has
+/// room for, positions are without meaning, and the split is to be made again with more room.
 std::size_t split_positions_by_hash(Executor& executor, const HierarchicalHashShape& shape,
                                     const RandomStream& stream, Span<const std::uint32_t> indices,
                                     Span<const std::uint16_t> owner_of, Span<const std::size_t> counts,

@@ -43,8 +43,8 @@ void expect_lossless(const HierarchicalHashShape& shape, std::uint32_t count, in
 TEST(HierarchicalHash, LosesNothing) {
   for (const std::size_t owners : {1u, 3u, 16u}) {
     for (const std::uint32_t count : {0u, 1u, 100u, 20'000u}) {
-      expect_lossless(HierarchicalHashShape::for_nonzeros(count, owners), count, 1);
-      expect_lossless(HierarchicalHashShape::for_nonzeros(count, owners), count, 4);
+      expect_lossless(HierarchicalHashParameters{}.shape(count, owners), count, 1);
+      expect_lossless(HierarchicalHashParameters{}.shape(count, owners), count, 4);
     }
   }
 }
@@ -61,7 +61,7 @@ TEST(HierarchicalHash, AFullSerialAreaGrows) {
 
 TEST(HierarchicalHash, ThePapersMemoryLeavesLittleToTheSerialArea) {
   constexpr std::uint32_t kCount = 100'000;
-  HierarchicalHash table(HierarchicalHashShape::for_nonzeros(kCount, 1), kStream);
+  HierarchicalHash table(HierarchicalHashParameters{}.shape(kCount, 1), kStream);
   for (std::uint32_t i = 0; i < kCount; ++i) table.insert(i, 0);
   // Three tries at a load of at most one half: below (1/2)^3 of the indices at the very end, so below 1/24 of
   // all.
@@ -70,7 +70,7 @@ TEST(HierarchicalHash, ThePapersMemoryLeavesLittleToTheSerialArea) {
 }
 
 TEST(HierarchicalHash, IndexZeroIsNotMistakenForAnEmptySlot) {
-  HierarchicalHash table(HierarchicalHashShape::for_nonzeros(1, 1), kStream);
+  HierarchicalHash table(HierarchicalHashParameters{}.shape(1, 1), kStream);
   table.insert(0, 0);
   EXPECT_EQ(table.extract(0), std::vector<std::uint32_t>{0});
 }
@@ -84,7 +84,7 @@ TEST(SplitPositionsByHash, GivesEveryIndexOnceToItsOwner) {
     const bool in_turn = name.find("1 thread") != std::string::npos;
     for (const std::size_t count : {0u, 1u, 65u, 20'011u}) {
       for (const std::size_t owners : {1u, 3u, 16u}) {
-        const auto paper = HierarchicalHashShape::for_nonzeros(count, owners);
+        const auto paper = HierarchicalHashParameters{}.shape(count, owners);
         for (const auto& [slots, rounds] : {std::pair{paper.slots, 3},
                                             {paper.slots, 6},
                                             {std::size_t{5}, 1},
@@ -153,6 +153,44 @@ TEST(SplitPositionsByHash, TriesEverySlotThatTheHashesGive) {
     EXPECT_EQ(overflow_of(executor, {.owners = 1, .slots = 10, .rounds = 9}, indices), 290u) << name;
     EXPECT_EQ(overflow_of(executor, {.owners = 1, .slots = 10, .rounds = 1}, {4}), 0u) << name;
   });
+}
+
+TEST(SplitPositionsByHash, SaysWhenTheSerialAreaIsTooSmall) {
+  // One slot and one hash: all but one index find none, and the split succeeds with room for exactly these.
+  for_each_executor([&](Executor& executor, const std::string& name) {
+    const HierarchicalHashShape shape{.owners = 1, .slots = 1, .rounds = 1};
+    const std::vector<std::uint32_t> indices = {5, 9, 2, 7};
+    const std::vector<std::uint16_t> owner_of(4, 0);
+    const std::vector<std::size_t> counts = {4};
+    std::vector<std::size_t> cursors(1);
+    for (const std::size_t room : {0u, 2u, 3u}) {
+      Placed slots(executor, std::vector<std::uint32_t>(1, 77));
+      Placed serial(executor, std::vector<std::uint32_t>(room + 1, 77));
+      Placed positions(executor, std::vector<std::uint32_t>(4));
+      const Span<std::uint32_t> all = serial;
+      EXPECT_EQ(split_positions_by_hash(
+                    executor, shape, kStream, Placed(executor, indices), Placed(executor, owner_of), counts,
+                    {.slots = slots, .serial = all.first(room), .cursors = cursors}, positions),
+                3u)
+          << name << " " << room;
+      EXPECT_EQ(serial.read()[room], 77u) << "nothing is written behind the area; " << name;
+      if (room == 3) {
+        EXPECT_EQ(positions.read(), (std::vector<std::uint32_t>{0, 1, 2, 3})) << name;
+      }
+    }
+  });
+}
+
+TEST(HierarchicalHashParameters, AreThePapersMemory) {
+  const auto paper = HierarchicalHashParameters{}.shape(1000, 16);
+  EXPECT_EQ(paper.slots, 125u);  // r1 = 2 nnz over 16 owners
+  EXPECT_EQ(paper.serial_room, 12u);
+  EXPECT_EQ(paper.rounds, 3);
+  const auto other = HierarchicalHashParameters{.hashes = 5, .slots = 0.5, .serial = 1}.shape(1001, 2);
+  EXPECT_EQ(other.slots, 251u);
+  EXPECT_EQ(other.serial_room, 251u);
+  EXPECT_EQ(other.rounds, 5);
+  EXPECT_EQ(HierarchicalHashParameters{}.shape(0, 4).slots, 0u);
 }
 
 // --- What the paper holds against it.

@@ -8,7 +8,7 @@
 //
 //   non-zeros --pi--> slots --split by owner--> push: row_list
 //     --> owner: sums in rank order, / W
-//     --pull: hash bitmap or row_list, whichever is smaller--> everyone
+//     --pull: hash bitmap or row_list, the smaller of the two unless `pull` says which--> everyone
 //     --pi^-1--> rows of the mean
 //
 // pi is a seeded bijection of the table's rows, drawn anew for every step and bucket, the same on all ranks.
@@ -32,14 +32,14 @@
 // - pi replaces the table of I_p (4 bytes per index and rank) that the paper sorts offline. Encoding and
 //   decoding compute slots instead of looking them up.
 // - Rows are split by a stable sort, on a GPU as on a CPU. Frames list them in order, and what is sent must
-//   not depend on which thread came first. split=hash takes Algorithm 1 (kernels/rows/hash_partition.h), and
-//   puts in order what each owner got. Both send the same bytes.
+//   not depend on which thread came first. split=hash takes Algorithm 1 (kernels/rows/hash_partition.h), with
+//   its k, r1 and r2 as options, and puts in order what each owner got. Both send the same bytes.
 // - split=thresholds is what the paper argues against (section 3.1): no hash, but the union of a step's
 //   indices cut evenly, whose cuts are the owners' thresholds for the next steps, 1000 in the paper. Every
 //   rank has the union when the pull ends, in order: thresholds cost no message and no sort. Without any,
 //   in the first step and after a state was loaded, owners have even slices of the table.
 // - A pull is a list where the union is so sparse that a bitmap would be larger: below 1/32 for single
-//   elements. The paper always sends the bitmap.
+//   elements. The paper always sends the bitmap, as pull=bitmap does.
 // - Equations (1) and (2) assume lists in both phases and a power of two of ranks. Predictions here count the
 //   encoded sizes, for any number.
 
@@ -239,8 +239,9 @@ struct ZenConfig {
   Scheme scheme = Scheme::automatic;
   std::uint64_t profile_steps = 4;
   LinkModel link;
-  bool pull_bitmaps = true;
+  PullFormat pull = PullFormat::smaller;
   Split split = Split::sort;
+  HierarchicalHashParameters hashing;
   std::uint64_t every = 1000;  ///< Steps that thresholds last.
 };
 
@@ -278,8 +279,9 @@ class Zen final : public SparseSynchronizer {
     }
     const std::uint64_t owned = e.table_rows / e.world;
     const std::uint64_t result = e.union_rows / e.world;
-    std::uint64_t pull = row_list_bytes(result, e.width);
-    if (config_.pull_bitmaps) pull = std::min(pull, row_bitmap_bytes(owned, result, e.width));
+    const std::uint64_t pull = pulls_bitmap(config_.pull, owned, result, e.width)
+                                   ? row_bitmap_bytes(owned, result, e.width)
+                                   : row_list_bytes(result, e.width);
     return row_list_bytes(e.rows - e.rows / e.world, e.width) + (e.world - 1) * pull;
   }
 
@@ -385,15 +387,15 @@ class Zen final : public SparseSynchronizer {
       for (std::size_t owner = state.thresholds.size() + 1; owner < world; ++owner) {
         state.thresholds.push_back(static_cast<std::uint32_t>(part_begin(own.rows, world, owner)));
       }
-      return {.slots = IndexPermutation::none(own.rows),
-              .pull_bitmaps = config_.pull_bitmaps,
-              .thresholds = state.thresholds};
+      return {
+          .slots = IndexPermutation::none(own.rows), .pull = config_.pull, .thresholds = state.thresholds};
     }
     const RandomStream stream = random_stream(step.seed, step.index, bucket, RandomPurpose::ownership);
     const std::uint32_t block_bits = block_bits_for(
         static_cast<double>(state.smallest), static_cast<std::size_t>(step.communicator.size()), own.width);
     PushPullScheme scheme{.slots = IndexPermutation::make(own.rows, stream, block_bits),
-                          .pull_bitmaps = config_.pull_bitmaps};
+                          .pull = config_.pull,
+                          .hashing = config_.hashing};
     if (config_.split == Split::hash) {
       // Independent of pi's, which is of rank 0 and hop 0. Only the owner must be agreed.
       scheme.hash_split = random_stream(step.seed, step.index, bucket, RandomPurpose::ownership,
@@ -414,6 +416,37 @@ class Zen final : public SparseSynchronizer {
   ZenConfig config_;
   BucketStates<BucketState> states_;
 };
+
+ZenConfig config_from(const Options& options) {
+  ZenConfig config;
+  const std::string scheme = options.choice("scheme", {"auto", "push_pull", "centralization"});
+  config.scheme = scheme == "auto"        ? Scheme::automatic
+                  : scheme == "push_pull" ? Scheme::push_pull
+                                          : Scheme::centralization;
+  config.profile_steps = static_cast<std::uint64_t>(options.integer("profile_steps", 1, 1000));
+  config.link = {.latency_seconds = options.real("latency_us", 0, 1e9) * 1e-6,
+                 .bytes_per_second = options.real("gbit", 0, 1e6) * 1e9 / 8};
+  const std::string pull = options.choice("pull", {"auto", "bitmap", "list"});
+  config.pull = pull == "auto"     ? PullFormat::smaller
+                : pull == "bitmap" ? PullFormat::bitmap
+                                   : PullFormat::list;
+  const std::string split = options.choice("split", {"sort", "hash", "thresholds"});
+  config.split = split == "sort" ? Split::sort : split == "hash" ? Split::hash : Split::thresholds;
+  config.hashing = {.hashes = static_cast<int>(options.integer("hashes", 1, 64)),
+                    .slots = options.real("slots", 0.01, 64),
+                    .serial = options.real("serial", 0, 1)};
+  config.every = static_cast<std::uint64_t>(options.integer("every", 1, 1'000'000'000));
+  if (config.split != Split::sort && config.scheme == Scheme::centralization) {
+    throw std::invalid_argument("zen: split=" + split +
+                                " has no owners to split among under scheme=centralization");
+  }
+  if (config.split == Split::thresholds && config.scheme == Scheme::automatic) {
+    throw std::invalid_argument(
+        "zen: split=thresholds goes with scheme=push_pull: what scheme=auto would choose depends on "
+        "thresholds, which no state has");
+  }
+  return config;
+}
 
 }  // namespace
 
@@ -436,35 +469,18 @@ SystemInfo zen_info() {
       {"profile_steps", "4", "steps off which auto predicts, 1 to 1000"},
       {"gbit", "0", "what auto reckons with, in Gbit/s; 0: measure the link"},
       {"latency_us", "50", "what auto reckons with, in microseconds, unless it measures"},
-      {"pull", "auto", "what owners send back: auto, the smaller of hash bitmap and list; list, to compare"},
+      {"pull", "auto",
+       "what owners send back: auto, the smaller of hash bitmap and list; bitmap, as the paper does; list"},
       {"split", "sort",
        "how rows are split among owners: sort, a counting sort; hash, the paper's Algorithm 1; "
        "thresholds, without a hash, by cuts of an earlier step's union, on the CPU"},
+      {"hashes", "3", "split=hash: how many slots an index tries (the paper's k), 1 to 64"},
+      {"slots", "2", "split=hash: slots of all owners, in non-zeros (r1), 0.01 to 64"},
+      {"serial", "0.1",
+       "split=hash: room for indices that found no slot, in slots (r2), 0 to 1; too little costs a second "
+       "pass"},
       {"every", "1000", "split=thresholds: steps from one set of thresholds to the next"}};
-  info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
-    ZenConfig config;
-    const std::string scheme = options.choice("scheme", {"auto", "push_pull", "centralization"});
-    config.scheme = scheme == "auto"        ? Scheme::automatic
-                    : scheme == "push_pull" ? Scheme::push_pull
-                                            : Scheme::centralization;
-    config.profile_steps = static_cast<std::uint64_t>(options.integer("profile_steps", 1, 1000));
-    config.link = {.latency_seconds = options.real("latency_us", 0, 1e9) * 1e-6,
-                   .bytes_per_second = options.real("gbit", 0, 1e6) * 1e9 / 8};
-    config.pull_bitmaps = options.choice("pull", {"auto", "list"}) == "auto";
-    const std::string split = options.choice("split", {"sort", "hash", "thresholds"});
-    config.split = split == "sort" ? Split::sort : split == "hash" ? Split::hash : Split::thresholds;
-    config.every = static_cast<std::uint64_t>(options.integer("every", 1, 1'000'000'000));
-    if (config.split != Split::sort && config.scheme == Scheme::centralization) {
-      throw std::invalid_argument("zen: split=" + split +
-                                  " has no owners to split among under scheme=centralization");
-    }
-    if (config.split == Split::thresholds && config.scheme == Scheme::automatic) {
-      throw std::invalid_argument(
-          "zen: split=thresholds goes with scheme=push_pull: what scheme=auto would choose depends on "
-          "thresholds, which no state has");
-    }
-    return std::make_unique<Zen>(config);
-  };
+  info.make = [](const Options& options, Inner) { return std::make_unique<Zen>(config_from(options)); };
   return info;
 }
 

@@ -151,12 +151,14 @@ TEST(Zen, PushPullIsTheRankOrderSumBitForBit) {
         SCOPED_TRACE(testing::Message() << name << ", " << world << " ranks, " << elements << " elements");
         const auto gradients = gradients_of(pattern, world, elements);
         const auto wanted = rank_order_mean(gradients);
-        for (const auto& result : run(":scheme=push_pull", gradients)) {
-          for (std::size_t i = 0; i < elements; ++i) {
-            // + 0 turns -0 into 0: both are zero here.
-            ASSERT_EQ(std::bit_cast<std::uint32_t>(result.mean[i] + 0.0f),
-                      std::bit_cast<std::uint32_t>(wanted[i] + 0.0f))
-                << i;
+        for (const char* options : {":scheme=push_pull", ":scheme=push_pull:pull=bitmap"}) {
+          for (const auto& result : run(options, gradients)) {
+            for (std::size_t i = 0; i < elements; ++i) {
+              // + 0 turns -0 into 0: both are zero here.
+              ASSERT_EQ(std::bit_cast<std::uint32_t>(result.mean[i] + 0.0f),
+                        std::bit_cast<std::uint32_t>(wanted[i] + 0.0f))
+                  << options << " " << i;
+            }
           }
         }
       }
@@ -171,11 +173,15 @@ TEST(Zen, SplittingByHashGivesWhatSortingGives) {
       SCOPED_TRACE(testing::Message() << name << ", " << world << " ranks");
       const auto gradients = gradients_of(pattern, world, 4099);
       const auto sorted = run(":scheme=push_pull", gradients);
-      const auto hashed = run(":scheme=push_pull:split=hash", gradients);
-      for (std::size_t rank = 0; rank < world; ++rank) {
-        ASSERT_EQ(hashed[rank].mean, sorted[rank].mean);
-        ASSERT_EQ(hashed[rank].traffic.sent_bytes, sorted[rank].traffic.sent_bytes);
-        ASSERT_EQ(hashed[rank].report.imbalance_push, sorted[rank].report.imbalance_push);
+      // With the paper's memory, with little, and with none but the serial area, which is too small at first.
+      for (const char* parameters :
+           {"", ":hashes=1", ":slots=0.3:serial=0", ":hashes=9:slots=0.01:serial=1"}) {
+        const auto hashed = run(":scheme=push_pull:split=hash" + std::string(parameters), gradients);
+        for (std::size_t rank = 0; rank < world; ++rank) {
+          ASSERT_EQ(hashed[rank].mean, sorted[rank].mean) << parameters;
+          ASSERT_EQ(hashed[rank].traffic.sent_bytes, sorted[rank].traffic.sent_bytes) << parameters;
+          ASSERT_EQ(hashed[rank].report.imbalance_push, sorted[rank].report.imbalance_push) << parameters;
+        }
       }
     }
   }
@@ -386,6 +392,9 @@ TEST(Zen, ADeviceSendsAndComputesTheSame) {
     expect_same(":scheme=push_pull", pattern, 3);
   }
   expect_same(":scheme=push_pull:pull=list", scattered, 3);
+  expect_same(":scheme=push_pull:pull=bitmap", empty, 3);
+  expect_same(":scheme=push_pull:split=hash", scattered, 3);
+  expect_same(":scheme=push_pull:split=hash:hashes=1:slots=0.1:serial=0", scattered, 3);
   expect_same(":scheme=centralization", scattered, 3);
   expect_same(":gbit=1", scattered, 2);
 }
@@ -436,12 +445,20 @@ TEST(Zen, BytesAreTheFormula) {
       }
       EXPECT_EQ(owned_in_all, kElements);
       const auto results = run(":scheme=push_pull", gradients);
+      const auto as_bitmaps = run(":scheme=push_pull:pull=bitmap", gradients);
+      const auto as_lists = run(":scheme=push_pull:pull=list", gradients);
       for (std::size_t rank = 0; rank < world; ++rank) {
         std::uint64_t payload = 0;
         for (std::size_t owner = 0; owner < world; ++owner)
           payload += owner == rank ? 0 : 8 * pushed[rank][owner];
         const std::uint64_t listed = union_of[rank].size();
         const std::uint64_t bits = (part_size(kElements, world, rank) + 7) / 8;
+        EXPECT_EQ(as_bitmaps[rank].report.formula_bytes, payload + (world - 1) * (4 * listed + bits));
+        EXPECT_EQ(as_lists[rank].report.formula_bytes, payload + (world - 1) * 8 * listed);
+        for (const auto* one : {&as_bitmaps[rank], &as_lists[rank]}) {
+          EXPECT_EQ(one->traffic.sent_bytes, one->report.formula_bytes + one->report.frame_header_bytes);
+          EXPECT_EQ(one->mean, results[rank].mean);
+        }
         payload += (world - 1) * std::min(8 * listed, 4 * listed + bits);
         const StepReport& report = results[rank].report;
         EXPECT_EQ(report.formula_bytes, payload);
@@ -558,7 +575,8 @@ TEST(Zen, TheSelectorTakesWhatTheLinkMakesFaster) {
 
 TEST(Zen, OptionsOutOfRangeAreRefused) {
   for (const char* options :
-       {":scheme=ring", ":profile_steps=0", ":gbit=-1", ":latency_us=x", ":split=both",
+       {":scheme=ring", ":profile_steps=0", ":gbit=-1", ":latency_us=x", ":split=both", ":pull=bits",
+        ":hashes=0", ":hashes=65", ":slots=0", ":slots=65", ":serial=-1", ":serial=1.5",
         ":scheme=centralization:split=hash", ":scheme=push_pull:split=thresholds:every=0",
         ":split=thresholds", ":scheme=auto:split=thresholds", ":scheme=centralization:split=thresholds"}) {
     EXPECT_THROW(make_zen(options), std::invalid_argument) << options;
