@@ -5,11 +5,15 @@
 // bytes reached in this run. Sizes are far beyond the last-level cache. How each figure is derived stands in
 // docs/kernels.md.
 
+#include <cmath>
 #include <vector>
 
 #include "bench/measure.h"
 #include "kernels/codes/dequantize.h"
+#include "kernels/codes/entropy_code.h"
 #include "kernels/codes/quantize.h"
+#include "kernels/codes/rounded_levels.h"
+#include "kernels/dense/dense.h"
 #include "kernels/dense/half.h"
 #include "kernels/signs/random_signs.h"
 #include "kernels/signs/sign_bits.h"
@@ -126,6 +130,34 @@ void decode(benchmark::State& state) {
   });
 }
 
+/// The gradient as levels, in steps of so many eighths of its root mean square, and their code.
+struct Coded {
+  explicit Coded(std::int64_t eighths) : levels(kElements), codes(most_entropy_coded_bytes(kElements)) {
+    const std::vector<std::uint8_t> scales(stepped_blocks(kElements), kUnitScale);
+    const double squares = sum_of_squares(executor(), data().gradient, {});
+    const auto root = static_cast<float>(std::sqrt(squares / kElements));
+    round_to_levels(executor(), {static_cast<float>(eighths) / 8 * root, scales}, 0.4f, data().gradient, {},
+                    levels);
+    codes.resize(write_entropy_coded(executor(), levels, codes));
+  }
+  std::vector<std::int16_t> levels;
+  std::vector<std::byte> codes;
+};
+
+void write_levels(benchmark::State& state) {
+  Coded coded(state.range(0));
+  std::vector<std::byte> codes(most_entropy_coded_bytes(kElements));
+  against_read(state, 2.0 * kElements + static_cast<double>(coded.codes.size()), kElements,
+               [&] { benchmark::DoNotOptimize(write_entropy_coded(executor(), coded.levels, codes)); });
+  state.counters["bits"] = 8.0 * static_cast<double>(coded.codes.size()) / kElements;
+}
+
+void read_levels(benchmark::State& state) {
+  Coded coded(state.range(0));
+  against_read(state, 2.0 * kElements + static_cast<double>(coded.codes.size()), kElements,
+               [&] { read_entropy_coded(executor(), coded.codes, coded.levels); });
+}
+
 BENCHMARK(measure_copy<data>)->Name("copy")->UseManualTime();
 BENCHMARK(measure_read<data>)->Name("read")->UseManualTime();
 BENCHMARK(pack)->UseManualTime()->Name("pack_signs/gradient");
@@ -137,6 +169,20 @@ BENCHMARK(votes)->UseManualTime()->Name("add_votes/3_planes");
 BENCHMARK(stochastic)->UseManualTime()->Name("stochastic_signs");
 BENCHMARK(encode)->UseManualTime()->Name("encode_half")->ArgName("bf16")->Arg(0)->Arg(1);
 BENCHMARK(checksum)->UseManualTime()->Name("crc32c")->ArgName("MiB")->Arg(1)->Arg(95);
+BENCHMARK(write_levels)
+    ->UseManualTime()
+    ->Name("write_entropy_coded")
+    ->ArgName("eighths")
+    ->Arg(2)
+    ->Arg(4)
+    ->Arg(8);
+BENCHMARK(read_levels)
+    ->UseManualTime()
+    ->Name("read_entropy_coded")
+    ->ArgName("eighths")
+    ->Arg(2)
+    ->Arg(4)
+    ->Arg(8);
 BENCHMARK(quantize)->Name("quantize_chunks")->Apply([](auto* kernel) {
   take(kernel, {"bits", "equal", "l2", "residual"},
        {{2, 1, 0, 0},

@@ -21,7 +21,7 @@ IN_BLOCKS = ["blocks:bits=8", "blocks:bits=4:block=128", "blocks:bits=3:block=12
 
 # Equal steps in an entropy code: each block's own, one for all of an owner's part, and between.
 ENTROPY_CODED = ["ecsq", "ecsq:local=0"]
-MORE_ENTROPY_CODED = ["ecsq:local=0.5", "ecsq:local=0.75", "warm_up:steps=50:with=ecsq/step=0.2+ecsq"]
+MORE_ENTROPY_CODED = ["ecsq:step=0.1", "ecsq:step=0.2", "ecsq:local=0.5", "ecsq:local=0.75", "warm_up:steps=50:with=ecsq/step=0.2+ecsq"]
 
 # What auto chooses, and what it may choose on a link that is slow.
 CHOSEN = ["auto:link=100Mbit:50us", "auto:link=100Mbit:50us:budget=0.75", "half:feedback=on", "half:format=bf16:feedback=on"]

@@ -184,10 +184,10 @@ std::vector<std::string> names_of(const Options& options) {
 /// What is allowed where nothing else is given.
 constexpr const char* kBudget = "0.5";
 
-/// Of ecsq with a fifth of a block's root mean square as step, in the guard's unit, for two ranks that hardly
+/// Of ecsq with a tenth of a block's root mean square as step, in the guard's unit, for two ranks that hardly
 /// differ. Rounding is off by 0.3 of a step, steps are rounded to halves of octaves, and a mean is rounded
-/// once more: 0.09 of the norm. The unit is at least 0.2 of it.
-constexpr double kErrorOfCodes = 0.45;
+/// once more: 0.045 of the norm. The unit is at least 0.2 of it.
+constexpr double kErrorOfCodes = 0.23;
 
 /// The one that leaves something out is guarded. What the guard takes in its place leaves out less than the
 /// budget allows.
@@ -199,7 +199,7 @@ std::vector<std::string> candidates(const Options& options) {
                                 options.text("budget") + " has no effect: leave one of them out");
   }
   if (!options.flag("lossless")) {
-    const std::string milder = budget >= kErrorOfCodes ? "ecsq/step=0.2" : "dense";
+    const std::string milder = budget >= kErrorOfCodes ? "ecsq/step=0.1" : "dense";
     specs.back() = "guard:noise=" + options.text("budget") + ":with=" + milder + "+" + specs.back();
   }
   return specs;
