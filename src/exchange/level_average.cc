@@ -97,7 +97,7 @@ class LevelAverage {
     SteppedLevels said() const { return {{step, scales}, levels}; }
   };
 
-  std::size_t world() const { return up_.world(); }
+  std::size_t world() const { return std::max<std::size_t>(1, up_.world()); }
   std::size_t self() const { return up_.self(); }
   Shard shard(std::size_t owner) const { return shard_of(gradient_.size(), world(), owner); }
   template <class T>

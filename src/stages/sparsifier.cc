@@ -22,7 +22,11 @@ std::vector<OptionInfo> Ramp::options() {
 
 Ramp Ramp::by_quarters(double ratio, std::uint64_t steps) {
   Ramp ramp(Form::quarters, 0.25, steps);
-  for (double share = ramp.from_; share > ratio; share /= 4) ++ramp.quarters_;
+  double share = ramp.from_;
+  while (share > ratio) {
+    share /= 4;
+    ++ramp.quarters_;
+  }
   return ramp;
 }
 
