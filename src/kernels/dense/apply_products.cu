@@ -39,9 +39,9 @@ THINWIRE_KERNEL void product_kernel(MatrixShape shape, std::size_t rank, Reads<f
     for (unsigned r = 0; r < kRows; ++r) {
       if (i + r >= shape.rows) break;
       if (residual != nullptr) {
-        const float left = before[r] - m[r];
-        residual[at + r * shape.columns] = left;
-        squares += static_cast<double>(left) * static_cast<double>(left);
+        const float rest = before[r] - m[r];
+        residual[at + r * shape.columns] = rest;
+        squares += static_cast<double>(rest) * static_cast<double>(rest);
       }
       gradient[at + r * shape.columns] = m[r];
     }
