@@ -58,7 +58,11 @@ beds() {
 hosts_up() { namespaces_of "$bed" | grep -c -- '-host[0-9]*$' || true; }
 
 # is_complete: whether up came to its end; raising the bridge is its last step.
-is_complete() { ip -n "$bridge" link show dev bridge up 2>/dev/null | grep -q .; }
+is_complete() {
+  local shown
+  # Not a pipeline: where a signal ends its first command alone, bash would go on with a wrong answer.
+  shown=$(ip -n "$bridge" link show dev bridge up 2>/dev/null) && [ -n "$shown" ]
+}
 
 # limits: rate, burst and latency of host 0's link, as tc shows them.
 limits() { tc -n "${host}0" qdisc show dev "$interface" 2>/dev/null | sed -nE 's/.*tbf .*(rate .*[^ ]) *$/\1/p'; }

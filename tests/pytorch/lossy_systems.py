@@ -598,7 +598,7 @@ def reports_and_logs():
 
 def scalars_tell_of_trouble():
     """What a writer gets of a step is what the report said when the step had ended."""
-    sizes = (300_000, 300, 200_000)
+    sizes = (300_000, 300, 200_000, 300_000)
     model = wrap(lambda: Given(sizes), bucket_cap_mb=1)
     handle = register(model, "guard:every=8:noise=1000+blocks:bits=4", grad_scaler=Scaler())
     writer = Writer()
