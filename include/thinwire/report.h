@@ -53,6 +53,7 @@ struct StepReport {
   double imbalance_push = -1;
   double imbalance_pull = -1;      ///< The same for the union's rows, over owners.
   double relative_error = -1;      ///< |mean - exact| / |exact|; -1: not asked for.
+  double cosine = -2;              ///< Of the angle between the mean and the exact one; -2: not measured.
   double residual_norm = -1;       ///< l2 norm of this rank's residual after the step; -1: not computed.
   double residual_deviation = -1;  ///< l2 norm of residual - (mean residual over ranks); -1: not computed.
   const char* scheme =

@@ -5,8 +5,8 @@ import math
 import time
 import warnings
 import weakref
-from typing import (TYPE_CHECKING, Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple, Type,
-                    TypeVar, Union, cast)
+from typing import (TYPE_CHECKING, Any, Callable, Dict, Iterable, List, NoReturn, Optional, Sequence, Tuple,
+                    Type, TypeVar, Union, cast)
 
 import torch
 import torch.distributed as dist
@@ -373,10 +373,14 @@ def costs_of(engine: _C.Engine) -> EngineReport:
     return cast(EngineReport, json.loads(engine.report()))
 
 
+def _known(values: Iterable[Optional[float]]) -> List[float]:
+    return [value for value in values if value is not None]
+
+
 def scalars_of(report: EngineReport) -> Dict[str, float]:
     """What a logger shows of a step. ``finite`` is 1, or 0 where a gradient was not. Absent are
-    ``relative_error``, the largest of all buckets, where none was measured in this step,
-    and ``residual_norm``, over all buckets, where none tells its own or the step does not count."""
+    ``relative_error``, the largest of all buckets, and ``cosine``, the smallest, where none was measured in
+    this step, and ``residual_norm``, over all buckets, where none tells its own or the step does not count."""
     last = report["last_step"]
     scalars: Dict[str, float] = {
         f"thinwire/{key}": last[key]
@@ -386,14 +390,15 @@ def scalars_of(report: EngineReport) -> Dict[str, float]:
     if last["wire_bytes_sent"]:
         scalars["thinwire/compression"] = last["raw_bytes"] / last["wire_bytes_sent"]
     scalars["thinwire/finite"] = float(last["finite"])
-    errors = [bucket["relative_error"] for bucket in report["buckets"]]
-    measured = [error for error in errors if error is not None]
-    if measured:
-        scalars["thinwire/relative_error"] = max(measured)
-    norms = [bucket["residual_norm"] for bucket in report["buckets"]]
-    known = [norm for norm in norms if norm is not None]
-    if known and last["finite"]:  # otherwise all residuals are those of the step before
-        scalars["thinwire/residual_norm"] = math.hypot(*known)
+    errors = _known(bucket["relative_error"] for bucket in report["buckets"])
+    if errors:
+        scalars["thinwire/relative_error"] = max(errors)
+    cosines = _known(bucket["cosine"] for bucket in report["buckets"])
+    if cosines:
+        scalars["thinwire/cosine"] = min(cosines)
+    norms = _known(bucket["residual_norm"] for bucket in report["buckets"])
+    if norms and last["finite"]:  # otherwise all residuals are those of the step before
+        scalars["thinwire/residual_norm"] = math.hypot(*norms)
     return scalars
 
 

@@ -77,6 +77,7 @@ class BucketReport(Costs):
     imbalance_push: Optional[float]
     imbalance_pull: Optional[float]
     relative_error: Optional[float]
+    cosine: Optional[float]
     residual_norm: Optional[float]
     residual_deviation: Optional[float]
     scheme: Optional[str]

@@ -18,7 +18,9 @@ class JsonObject {
   void add(const char* key, const char* text) {
     raw(key, text == nullptr ? "null" : '"' + std::string(text) + '"');
   }
-  void add_optional(const char* key, double value) { value == -1 ? raw(key, "null") : add(key, value); }
+  void add_optional(const char* key, double value, double none = -1) {
+    value == none ? raw(key, "null") : add(key, value);
+  }
   std::string finish() { return text_ + "}"; }
 
  private:
@@ -100,6 +102,7 @@ std::string to_json(const StepReport& report) {
   json.add_optional("imbalance_push", report.imbalance_push);
   json.add_optional("imbalance_pull", report.imbalance_pull);
   json.add_optional("relative_error", report.relative_error);
+  json.add_optional("cosine", report.cosine, -2);
   json.add_optional("residual_norm", report.residual_norm);
   json.add_optional("residual_deviation", report.residual_deviation);
   json.add("scheme", report.scheme);

@@ -18,9 +18,11 @@ TEST(StepReport, JsonHasEveryFieldAndNullForWhatWasNotMeasured) {
   for (const char* part :
        {"\"bucket\": 3", "\"step\": 7", "\"wire_bytes_sent\": 100", "\"wire_bytes_received\": 200",
         "\"messages_sent\": 1", "\"messages_received\": 2", "\"seconds_total\": 0.25", "\"finite\": false",
-        "\"relative_error\": null", "\"residual_norm\": null", "\"scale\": null"}) {
+        "\"relative_error\": null", "\"cosine\": null", "\"residual_norm\": null", "\"scale\": null"}) {
     EXPECT_NE(json.find(part), std::string::npos) << part << " in " << json;
   }
+  report.cosine = -1;  // the mean has the opposite direction
+  EXPECT_NE(to_json(report).find("\"cosine\": -1"), std::string::npos) << to_json(report);
 }
 
 TEST(StepReport, AccumulateAddsCostsAndRemembersTrouble) {

@@ -32,6 +32,7 @@ void add_bucket(Session& session) {
 struct Trace {
   std::vector<std::vector<float>> means;  // of rank 0, by step
   std::vector<double> errors;             // the report's, -1 where it was not measured
+  std::vector<double> cosines;            // the report's, -2 where it was not measured
   std::string explained;
   std::vector<Change> changes;
   std::uint64_t times_changed = 0;
@@ -58,12 +59,14 @@ Trace train(const std::string& spec, std::uint64_t steps, int spoilt = -1, int r
       }
       const StepReport& report = session->synchronize(0, gradient);
       const double error = report.relative_error;
+      const double cosine = report.cosine;
       const std::uint64_t times_changed = report.changes;
       session->next_step();
       if (communicator.rank() != 0) continue;
       trace.times_changed += times_changed;
       trace.means.push_back(std::move(gradient));
       trace.errors.push_back(error);
+      trace.cosines.push_back(cosine);
     }
     if (communicator.rank() != 0) return;
     trace.explained = session->explain();
@@ -178,6 +181,28 @@ TEST(Guard, SeesMoreThanTheExactStepsOfASystem) {
     }
     for (const int times : seen) EXPECT_GE(times, 3);
   });
+}
+
+/// Of a system without a residual, beside what this test computes of all elements.
+TEST(Guard, ReportsTheCosineOfTheMeanAndTheExactOne) {
+  for (const char* system : {"dense", "signsgd", "terngrad"}) {
+    const Trace trace = train(std::string("guard:every=10:noise=1000000+") + system, 5);
+    std::vector<std::vector<float>> gradients;
+    for (int rank = 0; rank < kWorkers; ++rank) gradients.push_back(gradient_of(rank, 3));
+    double squares = 0;
+    double delivered = 0;
+    double product = 0;
+    for (std::size_t i = 0; i < kElements; ++i) {
+      double exact = 0;
+      for (const auto& gradient : gradients) exact += gradient[i] / kWorkers;
+      squares += exact * exact;
+      delivered += trace.means[3][i] * trace.means[3][i];
+      product += exact * trace.means[3][i];
+    }
+    // The guard knows a sample of the elements.
+    EXPECT_NEAR(trace.cosines[3], product / std::sqrt(squares * delivered), 0.03) << system;
+    EXPECT_EQ(trace.cosines[2], -2) << system;  // it was not measured
+  }
 }
 
 /// A loss scale multiplies gradients, and the residual with them: what is left out stays the same share.

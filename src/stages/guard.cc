@@ -228,7 +228,7 @@ class Guard final : public Forwarding {
   }
 
   /// The same on all ranks; NaN where nothing was to be delivered, or values overflow. Also reports the
-  /// relative error. Changes the sample. Collective.
+  /// relative error and the cosine. Changes the sample. Collective.
   static double error_of(Span<const float> mean, const Sample& sample, Step& step) {
     const double squares = mean_over_ranks(step, sample.squares);
     const double mean_squares = sum_of_squares(step.executor, sample.sums.first(sample.count), {});
@@ -242,7 +242,15 @@ class Guard final : public Forwarding {
     const double scale_squared = std::max(noise, whole * kFree * kFree);
     const bool known = whole > 0 && std::isfinite(whole) && std::isfinite(left);
     const double error = mean_over_ranks(step, known ? std::sqrt(left / scale_squared) : std::nan(""));
-    if (step.report.finite && known) step.report.relative_error = std::sqrt(left / whole);
+    if (step.report.finite && known) {
+      step.report.relative_error = std::sqrt(left / whole);
+      const double squared = sum_of_squares(step.executor, delivered, {});
+      // |delivered - exact|^2 = |delivered|^2 + |exact|^2 - 2 (their product).
+      if (squared > 0) {
+        step.report.cosine =
+            std::clamp((squared + whole - left) / (2 * std::sqrt(squared * whole)), -1.0, 1.0);
+      }
+    }
     return error;
   }
 

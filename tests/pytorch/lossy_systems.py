@@ -620,6 +620,9 @@ def scalars_tell_of_trouble():
             told_of = known and (name != "residual_norm" or report["last_step"]["finite"])
             expected = together(*known, 0) if told_of else None
             assert told.get("thinwire/" + name) == expected, (number, name, told, known)
+        cosines = [bucket["cosine"] for bucket in report["buckets"] if bucket["cosine"] is not None]
+        assert told.get("thinwire/cosine") == (min(cosines) if cosines else None), (number, told, cosines)
+        assert all(0.9 < cosine < 1 for cosine in cosines), cosines  # 4 bits hardly turn a mean
         assert told["thinwire/finite"] == float(report["last_step"]["finite"]), (number, told)
     def written(name):
         return [value for tag, value, _ in writer.scalars if tag == "thinwire/" + name]
