@@ -378,9 +378,9 @@ def _known(values: Iterable[Optional[float]]) -> List[float]:
 
 
 def scalars_of(report: EngineReport) -> Dict[str, float]:
-    """What a logger shows of a step. ``finite`` is 1, or 0 where a gradient was not. Absent are
-    ``relative_error``, the largest of all buckets, and ``cosine``, the smallest, where none was measured in
-    this step, and ``residual_norm``, over all buckets, where none tells its own or the step does not count."""
+    """What a logger shows of a step. ``finite`` is 1, or 0 where a gradient was not. Where none was measured
+    in this step, ``relative_error``, the largest of all buckets, and ``cosine``, the smallest, are absent.
+    ``residual_norm``, over all buckets, is absent where none tells its own or the step does not count."""
     last = report["last_step"]
     scalars: Dict[str, float] = {
         f"thinwire/{key}": last[key]
