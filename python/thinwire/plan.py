@@ -1,5 +1,5 @@
 """What a step of your own script would cost with each system, before it runs on many machines:
-``python3 -m thinwire.plan --workers 4 --link 10Gbit:50us train.py --epochs 3``.
+``python3 -m thinwire.plan --workers 16 --link 10Gbit:50us train.py --epochs 3``.
 
 Runs the script as the only rank, by itself, until DistributedDataParallel has made some steps, and ends it.
 Nothing is sent and no communication hook of the script's is used. Whatever the script writes in these steps
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel
 
 _SETTLE = 3  # DDP groups its parameters anew after the first step, and caches are cold
+_WORKERS = 4  # where --workers is not given
+_LINK = "10Gbit:50us"
 _NOISY = 0.2  # of the median step: what the middle half of the steps may be apart
 
 
@@ -328,6 +330,8 @@ def _plan(recorder: Recorder, others: int, options: argparse.Namespace,
     profile = recorder.profile()
     stretch = 1.0 if recorder.on_device else max(1.0, threads * options.ranks_per_host / options.cores)
     print(*_describe(recorder, profile, stretch, options.ranks_per_host), sep="\n")
+    if options.assumed:
+        print(f"assumed: {' and '.join(options.assumed)}")
     if others > 0:
         print(f"left out: {others} more model{'s' if others > 1 else ''}; this is the first one that the "
               "script wrapped in DistributedDataParallel")
@@ -362,9 +366,10 @@ def _parse() -> argparse.Namespace:
 
     parser = argparse.ArgumentParser(prog="python3 -m thinwire.plan", description=__doc__.split("\n\n", 1)[0],
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--workers", type=numbers, required=True,
-                        help="numbers of ranks, separated by commas")
-    parser.add_argument("--link", required=True, help="each host's link, RATE:LATENCY, as 10Gbit:50us")
+    parser.add_argument("--workers", type=numbers, default=argparse.SUPPRESS,
+                        help=f"numbers of ranks, separated by commas (default: {_WORKERS})")
+    parser.add_argument("--link", default=argparse.SUPPRESS,
+                        help=f"each host's link, RATE:LATENCY, as 1Gbit:100us (default: {_LINK})")
     parser.add_argument("--sync", default="", help="candidates, the one that changes gradients least first; "
                         "those of auto if not given")
     parser.add_argument("--steps", type=positive, default=8,
@@ -380,6 +385,13 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
+    options.assumed = []
+    if "workers" not in options:
+        options.workers = [_WORKERS]
+        options.assumed.append(f"{_WORKERS} workers (--workers)")
+    if "link" not in options:
+        options.link = _LINK
+        options.assumed.append(f"links of {_LINK} (--link)")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         parser.error("it runs the script as the only rank: start it without a launcher")
     if not options.module and not os.path.isfile(options.script):

@@ -163,6 +163,14 @@ def ranks_of_a_host_are_planned(bench):
         assert row["host_bytes_sent"] == 4 * PARAMETERS, row  # half of the bytes, there and back
 
 
+def workers_and_link_that_are_not_given_are_assumed(bench):
+    text = bench.run(SCRIPT, "1000", bench.marker, options=("--steps", "3"))
+    assert "assumed: 4 workers (--workers) and links of 10Gbit:50us (--link)" in text, text
+    assert "4 workers, 10 Gbit/s and 50 us" in text and "at 25 Gbit" in text, text
+    text = bench.run(SCRIPT, "1000", bench.marker, options=("--steps", "3", "--workers", "2"))
+    assert "assumed: links of 10Gbit:50us (--link)" in text and "2 workers, 10 Gbit/s" in text, text
+
+
 def what_cannot_be_planned_is_told(bench):
     good = ("--workers", "4", "--link", "1Gbit:50us")
     text = bench.run(SCRIPT, "4", bench.marker, options=good, status=1)
@@ -225,7 +233,8 @@ for test in (a_script_may_use_what_a_handle_offers, what_goes_wrong_in_a_script_
              a_training_is_ended_and_planned,
              where_a_step_computes_for_long_compression_cannot_help, buckets_are_those_of_ddp,
              steps_that_take_different_times_are_told,
-             rows_are_left_out_and_types_told, ranks_of_a_host_are_planned, what_cannot_be_planned_is_told):
+             rows_are_left_out_and_types_told, ranks_of_a_host_are_planned,
+             workers_and_link_that_are_not_given_are_assumed, what_cannot_be_planned_is_told):
     temporary, own = tempfile.mkdtemp(), os.getpid()
     try:
         test(Bench(temporary))
