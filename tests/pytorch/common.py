@@ -175,3 +175,31 @@ def end():
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def given(step, sizes, scale=1.0):
+    generator = torch.Generator().manual_seed(31 * step + RANK)
+    return [scale * torch.randn(size, generator=generator) for size in sizes]
+
+
+def residuals_of(handle):
+    """Of all parameters in order of names, this rank's residuals."""
+    values = handle.state_dict()["values"]
+    return {name.split("/", 1)[1]: value for name, value in values.items() if name.startswith("residual/")}
+
+
+def require_agreement_of_gradients(model):
+    for parameter in model.parameters():
+        gradient = parameter.grad.double()
+        summed = total(gradient) / WORLD
+        require_same([gradient], [summed], "mean gradients of ranks", 1e-12)
+
+
+class Scaler:
+    """What is read from a GradScaler."""
+
+    def __init__(self):
+        self.scale = 1024.0
+
+    def get_scale(self):
+        return self.scale

@@ -13,8 +13,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import thinwire
 from thinwire import adapter
 from common import (DEADLINE, RANK, WORLD, Mixed, Net, register, require_agreement, require_error,
-                    require_same, sgd, total, train, values_of, wrap)
-from lossy_systems import residuals_of
+                    require_same, residuals_of, sgd, total, train, values_of, wrap)
 
 LOSSY = ["casq", "top_k:ratio=0.05+zen", "power_sgd:rank=4", "rows=zen,dense=casq"]
 

@@ -12,9 +12,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from thinwire import state as saved_state
 from common import (
     RANK, WORLD, Branches, Given, Mixed, Net, batch, register, require_agreement,
-    require_error, require_same, sgd, total, train, values_of, wrap,
+    require_error, require_same, residuals_of, sgd, total, train, values_of, wrap,
 )
-from lossy_systems import residuals_of
 
 
 def resumes_bit_for_bit():

@@ -4,8 +4,9 @@ import torch
 from torch import nn
 
 import thinwire
-from common import RANK, WORLD, register, require_agreement, require_error, require_same, total, wrap
-from lossy_systems import residuals_of
+from common import (
+    RANK, WORLD, register, require_agreement, require_error, require_same, residuals_of, total, wrap,
+)
 
 SPECS = [
     "casq", "marsit:full_every=3", "marsit:full_every=0:eta_s=0.1", "top_k:ratio=0.05+zen",

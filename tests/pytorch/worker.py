@@ -12,14 +12,15 @@ from adam import ADAM
 from common import RANK, end
 from compiled import COMPILED
 from lossy_systems import (
-    COMPRESSION, a_backward_that_raises, compression_is_the_same_on_an_emulated_device, every_system_agrees,
-    mixed_types, nothing_is_lost, overflow_where_buckets_are_rebuilt,
+    COMPRESSION, compression_is_the_same_on_an_emulated_device, every_system_agrees, mixed_types,
+    nothing_is_lost,
 )
 from dcp import DCP
 from exits import EXITS, SCATTERED_FAILURES, SCATTERED_RAISES, SHARDED_FAILURES, SHARDED_RAISES
 from gradients.clipping import CLIPPING
 from gradients.hosts import HOSTS
 from gradients.loss_scale import LOSS_SCALE
+from gradients.overflows import a_backward_that_raises, overflow_where_buckets_are_rebuilt
 from hooks import HOOKS
 from html_report import HTML_REPORT
 from like_plain_ddp import PLAIN, dense_equals_plain_ddp, sparse_embedding, uneven_inputs

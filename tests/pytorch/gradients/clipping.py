@@ -5,9 +5,8 @@ import torch
 
 import thinwire
 from common import (
-    RANK, WORLD, Given, register, require_agreement, require_error, require_same, total, wrap,
+    RANK, WORLD, Given, Scaler, register, require_agreement, require_error, require_same, total, wrap,
 )
-from lossy_systems import Scaler
 
 # About 4 kB per bucket: so the lanes have several buckets each.
 SIZES = (700, 33, 1200, 5, 900, 800, 1000)

@@ -7,10 +7,9 @@ import torch
 from torch import nn
 
 from common import (
-    RANK, WORLD, Branches, Given, Mixed, Net, batch, register, require_agreement, require_error, require_same,
-    sgd, step_of, total, train, values_of, wrap,
+    RANK, WORLD, Branches, Given, Mixed, Net, Scaler, batch, register, require_agreement, require_error,
+    require_same, sgd, step_of, total, train, values_of, wrap,
 )
-from lossy_systems import Scaler
 
 PER_HOST = 2
 SYSTEMS = ["casq:bits=4", "power_sgd:rank=2:bits=8", "top_k:ratio=0.1+zen", "blocks:bits=4:block=128",
