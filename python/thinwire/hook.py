@@ -11,6 +11,7 @@ from typing import (TYPE_CHECKING, Any, Callable, Dict, Iterable, List, NoReturn
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 from thinwire.changes import ChangeLog
 from thinwire.extension import _C
@@ -93,23 +94,32 @@ def copy_without_hook() -> CopiedHandle:
 
 class BufferWaits:
     """How long this rank waits in forward: there DDP sends rank 0's buffers, such as BatchNorm's, before the
-    model inside begins. Hooks on forward of which a copy or a pickle of the model takes nothing along."""
+    model inside begins. A hook on DDP's forward of which a copy or a pickle takes nothing along.
+    The model inside has a hook while its forward is awaited, and none when it runs: users copy it,
+    save it and script it."""
 
     def __init__(self, model: Optional[DistributedDataParallel] = None) -> None:
-        self._began: Optional[float] = None
         self._seconds = 0.0
-        self._hooks = [] if model is None else [one.register_forward_pre_hook(self)
-                                                for one in (model, model.module)]
+        self._began = 0.0
+        self._awaited: Optional[RemovableHandle] = None
+        self._hook = None if model is None else model.register_forward_pre_hook(self)
 
-    def __call__(self, module: torch.nn.Module, inputs: Tuple[object, ...]) -> None:
-        if is_compiling():
+    def __call__(self, model: torch.nn.Module, inputs: Tuple[object, ...]) -> None:
+        if self._hook is None or is_compiling():
             return
-        now = time.perf_counter()
-        if isinstance(module, DistributedDataParallel):
-            self._began = now
-        elif self._began is not None:
-            self._seconds += now - self._began
-            self._began = None
+        self._stop()  # of a forward that raised before the model inside began
+        self._awaited = cast(DistributedDataParallel, model).module.register_forward_pre_hook(self._begins)
+        self._began = time.perf_counter()
+
+    def _begins(self, module: torch.nn.Module, inputs: Tuple[object, ...]) -> None:
+        if self._awaited is not None:
+            self._seconds += time.perf_counter() - self._began
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._awaited is not None:
+            self._awaited.remove()
+            self._awaited = None
 
     def take(self) -> float:
         """Seconds since the last call."""
@@ -117,8 +127,9 @@ class BufferWaits:
         return seconds
 
     def remove(self) -> None:
-        for one in self._hooks:
-            one.remove()
+        self._stop()
+        if self._hook is not None:
+            self._hook.remove()
 
     def __reduce__(self) -> "Tuple[Type[BufferWaits], Tuple[()]]":
         return BufferWaits, ()

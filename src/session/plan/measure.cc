@@ -216,11 +216,12 @@ Exchanges count_exchanges(const std::string& spec, const BucketLayout& small, do
       const StepReport& report = session.report(0);
       last = {.rounds = std::round(interval.seconds),
               .messages = static_cast<double>(report.wire.sent_messages),
+              .compared = comparison_of(workers).messages,
               .header_bytes = static_cast<double>(report.frame_header_bytes)};
     }
   });
   const Exchanges comparison = comparison_of(workers);
-  last.turns = std::max(0.0, last.messages - comparison.messages - (last.rounds - comparison.rounds));
+  last.turns = std::max(0.0, last.messages - last.compared - (last.rounds - comparison.rounds));
   return last;
 }
 
@@ -237,6 +238,7 @@ Exchanges extrapolated(const std::vector<Exchanges>& few, int workers) {
           .messages = comparison.messages + of([](const Exchanges& all, const Exchanges& compared) {
                         return all.messages - compared.messages;
                       }),
+          .compared = comparison.messages,
           .turns = of([](const Exchanges& all, const Exchanges&) { return all.turns; }),
           .header_bytes = of([](const Exchanges& all, const Exchanges&) { return all.header_bytes; })};
 }

@@ -53,6 +53,7 @@ CodecTime time_codec(const std::string& spec, const BucketLayout& bucket, const 
 struct Exchanges {
   double rounds = 0;    ///< Messages that wait for each other: so often the latency passes.
   double messages = 0;  ///< All of a rank's.
+  double compared = 0;  ///< Of those, in which ranks compare what they are about to exchange.
   /// Rounds that long messages add where they take turns (core/turns.h): each of a rank's messages then waits
   /// for the one before it.
   double turns = 0;

@@ -41,8 +41,9 @@ double link_share(const Synchronizer& system, int workers, int ranks_per_host) {
 
 /// Rounds that turns add: where messages are long by the rule of core/turns.h, over a link of that rate.
 double turn_rounds(const Exchanges& exchanges, double payload_bytes, int workers, double bytes_per_second) {
-  if (workers <= 2 || exchanges.messages == 0) return 0;
-  const double message = payload_bytes / exchanges.messages;
+  const double messages = exchanges.messages - exchanges.compared;
+  if (workers <= 2 || messages <= 0) return 0;
+  const double message = payload_bytes / messages;
   const bool is_long = message >= static_cast<double>(Turns::kShortBytes) &&
                        message * (workers - 1) >= Turns::kQueue.count() * bytes_per_second;
   return is_long ? exchanges.turns : 0;
@@ -236,6 +237,7 @@ StepPlanner::Sent StepPlanner::sent_of(std::size_t spec, std::size_t bucket, int
   if (!request_.reduce_in_host) {
     Sent sent = sent_among(workers, spec, whole, bytes_per_second);
     sent.link_bytes *= link_share(*candidates_[spec].pipeline.synchronizer, workers, request_.ranks_per_host);
+    if (sent.link_bytes == 0) sent.rounds = 0;  // one host: no latency of a link passes
     return sent;
   }
   Sent most;
@@ -295,6 +297,21 @@ PlanRow StepPlanner::row_of(std::size_t spec, int workers, const VirtualLink& li
   return row;
 }
 
+void choose(Plan& plan, double within) {
+  const auto step_of = [](const PlanRow& row) { return row.cost.step; };
+  const auto least = std::ranges::min_element(plan.rows, {}, step_of);
+  plan.fastest = static_cast<std::size_t>(least - plan.rows.begin());
+  const double bound = (1 + within) * least->cost.step;
+  // Doubts differ: one that is let through must not be slower than a milder one that is not.
+  double shortest = plan.rows.front().cost.step;
+  const auto mildest = std::ranges::find_if(plan.rows, [&](const PlanRow& row) {
+    shortest = std::min(shortest, row.cost.step);
+    return row.cost.step == shortest &&
+           row.cost.step <= std::max(bound, least->cost.step + doubt_between(row, *least));
+  });
+  plan.choice = static_cast<std::size_t>(mildest - plan.rows.begin());
+}
+
 Plan StepPlanner::plan(int workers, const VirtualLink& link) {
   const int here = request_.ranks_per_host;
   if (workers < 1)
@@ -312,14 +329,7 @@ Plan StepPlanner::plan(int workers, const VirtualLink& link) {
     candidates_[spec].pipeline.synchronizer->require_world(hosts_of(workers));
     plan.rows.push_back(row_of(spec, workers, link));
   }
-  const auto step_of = [](const PlanRow& row) { return row.cost.step; };
-  const auto least = std::ranges::min_element(plan.rows, {}, step_of);
-  plan.fastest = static_cast<std::size_t>(least - plan.rows.begin());
-  const double bound = (1 + request_.within) * least->cost.step;
-  const auto mildest = std::ranges::find_if(plan.rows, [&](const PlanRow& row) {
-    return row.cost.step <= std::max(bound, least->cost.step + doubt_between(row, *least));
-  });
-  plan.choice = static_cast<std::size_t>(mildest - plan.rows.begin());
+  choose(plan, request_.within);
   plan.reason = reason_of(plan, request_.within, candidates_.front().pipeline.lossless);
   return plan;
 }

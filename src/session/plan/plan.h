@@ -75,6 +75,9 @@ struct Plan {
   std::string reason{};     ///< One sentence.
 };
 
+/// Sets `fastest` and `choice` of rows that have their costs, the one that changes gradients least first.
+void choose(Plan& plan, double within);
+
 /// The same on links of other rates, by their names.
 using PlansElsewhere = std::vector<std::pair<std::string, Plan>>;
 

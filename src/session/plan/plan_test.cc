@@ -151,7 +151,10 @@ TEST(Plan, RanksOfAHostShareItsLinkAndCores) {
   const Plan together = StepPlanner(request).plan(8, kGbit);
   EXPECT_NEAR(together.rows[0].cost.step, apart.rows[0].cost.step, 1e-12) << "a ring leaves a host once";
   EXPECT_GT(together.rows[1].cost.wire, apart.rows[1].cost.wire) << "owners are on all hosts";
-  EXPECT_EQ(StepPlanner(request).plan(4, kGbit).rows[0].cost.wire, 0) << "one host";
+  const Plan alone = StepPlanner(request).plan(4, kGbit);
+  EXPECT_EQ(alone.rows[0].cost.wire, 0) << "one host";
+  EXPECT_EQ(alone.rows[0].cost.wait, 0) << "no latency of a link";
+  EXPECT_EQ(alone.choice, 0u) << alone.reason;
   EXPECT_THROW(StepPlanner(request).plan(6, kGbit), std::invalid_argument);
 }
 
@@ -220,6 +223,12 @@ TEST(Plan, LongMessagesTakeTurns) {
   EXPECT_EQ(rounds(4, 100), std::pair(2 * 3 + 1.0, 2 + 1.0)) << "the queue holds them";
   EXPECT_EQ(rounds(2, 0.1).second, 2 + 1.0) << "two ranks have no turns";
   EXPECT_EQ(rounds(32, 0.1).second, 2 + 2 + 2 * (32 - 2.0));
+  // By core/turns.h long are messages of 20 ms over 3 peers, here of N / 2 bytes.
+  request.buckets[0] = {{"b", 1'600'000, 1000}};
+  EXPECT_EQ(StepPlanner(request).plan(4, kGbit).rows[1].rounds, 2 + 1);
+  request.buckets[0] = {{"b", 1'700'000, 1000}};
+  EXPECT_EQ(StepPlanner(request).plan(4, kGbit).rows[1].rounds, 2 + 1 + 2 * (4 - 2));
+  request.buckets[0] = {{"b", 4'000'000, 2000}};
   request.turns = false;
   const VirtualLink far{.bytes_per_second = 1e8 / 8, .latency_seconds = 10e-3};
   StepPlanner without(request);
@@ -266,6 +275,26 @@ TEST(Plan, WhatTimingCannotTellDoesNotDecide) {
   }
   const VirtualLink far{.bytes_per_second = 1e9, .latency_seconds = 20e-3};
   EXPECT_EQ(StepPlanner(request).plan(4, far).choice, 1u) << "four latencies are no noise";
+}
+
+/// What timing cannot tell of one candidate must not let it in before a milder one that is faster.
+TEST(Plan, AChoiceIsNotSlowerThanAMilderCandidate) {
+  const auto row = [](double step, double doubt) {
+    PlanRow result;
+    result.cost.step = step;
+    result.doubt_seconds = doubt;
+    return result;
+  };
+  Plan plan{.workers = 4, .rows = {row(22.5, 0.5), row(23.5, 3), row(20.5, 0.6)}};
+  choose(plan, 0.02);
+  EXPECT_EQ(plan.choice, 2u);
+  plan.rows[0].doubt_seconds = 2;
+  choose(plan, 0.02);
+  EXPECT_EQ(plan.choice, 0u);
+  plan.rows[0] = row(25, 0.5);
+  choose(plan, 0.02);
+  EXPECT_EQ(plan.choice, 1u);
+  EXPECT_EQ(plan.fastest, 2u);
 }
 
 TEST(Plan, RefusesWhatCannotBePlanned) {

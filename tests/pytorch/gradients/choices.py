@@ -1,5 +1,6 @@
 """What `auto` chooses in a training, and how it explains that."""
 import copy
+import io
 import logging
 import re
 import time
@@ -10,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
 from common import (
-    RANK, WORLD, Mixed, Net, batch, register, require_agreement, sgd, total, train, wrap,
+    RANK, WORLD, Mixed, Net, batch, register, require_agreement, require_error, sgd, total, train, wrap,
 )
 
 
@@ -130,6 +131,23 @@ def auto_names_a_slow_rank_0_where_ranks_wait_for_its_buffers():
     assert not model._forward_pre_hooks and not model.module._forward_pre_hooks
 
 
+def a_model_with_buffers_stays_as_it_is():
+    """Users save, script and copy the model inside DDP, and load it where there is no Thinwire."""
+    model = wrap(Normed)
+    handle = register(model, "auto")
+    train(model, 3)
+    assert not model.module._forward_pre_hooks, model.module._forward_pre_hooks
+    saved = io.BytesIO()
+    torch.save(model.module, saved)
+    assert b"thinwire" not in saved.getvalue()
+    torch.jit.script(model.module)
+    require_error(AttributeError, ["view"], lambda: model("no batch"))  # its forward has begun and fails
+    assert not copy.deepcopy(model.module)._forward_pre_hooks
+    train(model, 1, first=3)
+    require_agreement(model, "auto")
+    handle.close()
+
+
 def auto_explains_a_table_of_rows():
     auto_beside_rows(wrap(Mixed))
 
@@ -175,6 +193,7 @@ def auto_beside_rows(model):
     return handle
 
 
-AUTO = [auto_chooses_and_says_why, auto_names_a_slow_rank_0_where_ranks_wait_for_its_buffers,
+AUTO = [auto_chooses_and_says_why, a_model_with_buffers_stays_as_it_is,
+        auto_names_a_slow_rank_0_where_ranks_wait_for_its_buffers,
         auto_explains_a_table_of_rows, auto_decides_where_the_first_bucket_is_a_table,
         a_given_system_is_explained_as_it_was_given]
