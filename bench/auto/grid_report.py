@@ -33,6 +33,8 @@ def choice_of(auto: dict) -> str:
         for name in CANDIDATES:
             if reason.startswith((name + ". ", name + ", as in")):
                 return f"`{name}`"
+            if reason.startswith(name + " ("):  # some buckets are dense's
+                return f"`{name}` {reason[len(name) + 1:reason.index(')') + 1]}"
     return "none"
 
 

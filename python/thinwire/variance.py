@@ -38,14 +38,16 @@ def require_adam(optimizer: Optional[torch.optim.Optimizer], model: Optional[tor
     return optimizer
 
 
-def require_parameters(optimizer: torch.optim.Optimizer, model: Optional[torch.nn.Module], spec: str) -> None:
-    """Raises ValueError for an optimizer that moves nothing of the model: ``spec`` would go by it."""
+def require_parameters(optimizer: torch.optim.Optimizer, model: Optional[torch.nn.Module], spec: str,
+                       remedy: str = "") -> None:
+    """Raises ValueError for an optimizer that moves nothing of the model: ``spec`` would go by it.
+    remedy: what else the caller can do, behind the first one."""
     own_parameters = {id(parameter) for parameter in model.parameters()} if model is not None else set()
     if model is None or any(id(parameter) in own_parameters for group in optimizer.param_groups
                             for parameter in group["params"]):
         return
     raise ValueError(f"spec {spec!r} goes by the model's optimizer, and the {type(optimizer).__name__} that "
-                     "was given has none of this model's parameters: give the one that moves them")
+                     f"was given has none of this model's parameters: give the one that moves them{remedy}")
 
 
 def require_momentum(optimizer: torch.optim.Optimizer, model: Optional[torch.nn.Module],
@@ -59,7 +61,9 @@ def require_momentum(optimizer: torch.optim.Optimizer, model: Optional[torch.nn.
     """
     needs = list(needs)
     if needs:
-        require_parameters(optimizer, model, spec)
+        # One with copies of its own, in float32 for instance, holds none of the model's and is the right one.
+        require_parameters(optimizer, model, spec,
+                           ", or leave optimizer= out, and its momentum is not compared")
     own_parameters = {id(parameter) for parameter in model.parameters()} if model is not None else set()
     groups = [group for group in optimizer.param_groups
               if any(id(parameter) in own_parameters for parameter in group["params"])]

@@ -95,7 +95,10 @@ std::uint64_t Auto::begin_step(Step& step) {
   const double now = step.communicator.now_seconds();
   const bool follows_on = timed_ && step.index == index_ + 1 && !suspicion_.dense_runs();
   if (estimate_ && follows_on) estimate_->end_step(now - began_, !plan_.changed);
-  if (!std::exchange(loaded_, false)) before_ = plan_;
+  if (!std::exchange(loaded_, false)) {
+    before_ = plan_;
+    replaced_by_load_.reset();
+  }
   suspicion_.begin_step(step.index == index_);
   alone_ = step.communicator.size() == 1;
   const bool dense = alone_ || suspicion_.dense_runs() || suspicion_.leaves_out(member_behind(plan_.coming));

@@ -202,7 +202,7 @@ void Auto::take_time(Step& step, double now) {
   take_as_usual(now);
   plan_.fresh = false;
   plan_.patience.forget_calm();
-  for (std::size_t i = 0; i < std::min(plan_.choice, members_.size()); ++i) {
+  for (std::size_t i = 0; i < member_behind(plan_.choice); ++i) {
     if (plan_.seconds[i] > 0 && plan_.seconds[i] < now && has_drifted(plan_.seconds[i], now)) {
       return try_again(step, what + ", and took " + milliseconds(plan_.seconds[i]) + " with " + name_of(i));
     }

@@ -115,6 +115,7 @@ class Auto final : public Synchronizer {
     // Without a step that has begun something else has changed, such as the loss scale.
     if (timed_) suspicion_.counts(plan_.use);
     before_.reset();
+    replaced_by_load_.reset();
     loaded_ = false;
   }
   void undo_step(BucketId bucket) override {
@@ -219,6 +220,8 @@ class Auto final : public Synchronizer {
     if (estimate_) estimate_->add(before.until_now(step));
     own.elements = step.report.elements;
     own.delivered_all = member.lossless && step.report.finite;
+    // The member was given no residual, and so reports none: it is 0.
+    if (skip && !residual.empty() && step.report.finite) step.report.residual_norm = 0;
     // A guard says where another system had the bucket.
     if (!member.lossless && step.report.scheme != nullptr) {
       replaced_ = true;
@@ -274,6 +277,13 @@ class Auto final : public Synchronizer {
     if (!before_) return;
     if (timed_) suspicion_.does_not_count(plan_.use, plan_.use < members_.size() ? plan_.use : before_->base);
     plan_ = *before_;
+    if (replaced_by_load_) {
+      changes_ = std::move(replaced_by_load_->changes);
+      buckets_ = std::move(replaced_by_load_->buckets);
+      suspicion_ = replaced_by_load_->suspicion;
+      follows_ = replaced_by_load_->follows;
+      replaced_by_load_.reset();
+    }
     changes_.resize(plan_.changes);
     before_.reset();
     loaded_ = false;
@@ -360,7 +370,15 @@ class Auto final : public Synchronizer {
   Plan plan_{trial_of_members(rules_.trial, {})};
   std::optional<LinkEstimate> estimate_;  // while there is a trial for another link
   std::optional<Plan> before_;            // this step, which may not count
-  bool loaded_ = false;                   // since, so that the step goes on in which that was saved
+  /// What load() put other things in the place of, until it is kept.
+  struct ReplacedByLoad {
+    std::vector<Change> changes;
+    std::map<BucketId, BucketState> buckets;
+    Suspicion suspicion;
+    bool follows;
+  };
+  std::optional<ReplacedByLoad> replaced_by_load_;
+  bool loaded_ = false;  // since, so that the step goes on in which that was saved
   bool follows_ = false;
   bool sums_in_type_ = false;  // some gradient was of a type in which dense sums it
 

@@ -156,6 +156,7 @@ TEST(Auto, WhereTheWireIsNotTheBottleneckItStaysOff) {
     Training training(communicator);
     training.run(kTrial + 3, 0.01);
     EXPECT_EQ(training.system(), "dense");
+    EXPECT_EQ(training.session().report(0).residual_norm, 0) << "all is delivered";
   });
 }
 
