@@ -23,6 +23,8 @@
 #include "baselines/baselines.h"
 #include "exchange/level_average.h"
 #include "exchange/shard_exchange.h"
+#include "kernels/codes/entropy_code.h"
+#include "kernels/codes/rounded_levels.h"
 
 namespace thinwire {
 namespace {
@@ -67,14 +69,13 @@ class Ecsq final : public Synchronizer {
   }
 
  private:
-  /// A block of 128 has 13 bits beside its levels, a segment of 65536 has 76 bytes.
   std::uint64_t bytes_of_part(const Shard& part) const {
     if (part.size() == 0) return 0;
-    const auto elements = static_cast<double>(part.size());
-    const std::size_t segments = (part.size() + 65535) / 65536;
-    const auto coded = static_cast<std::uint64_t>(elements * (bits_ + 13.0 / 128) / 8) + 76 * segments;
+    const auto words = static_cast<std::uint64_t>(static_cast<double>(part.size()) * bits_ / 8);
+    const std::uint64_t codes = words + entropy_coded_head_bytes(part.size());
     // Where that is no gain, levels go as they are.
-    return 4 + std::min<std::uint64_t>(coded, (part.size() + 127) / 128 + 2 * part.size() + 12 * segments);
+    return sizeof(float) + stepped_blocks(part.size()) +
+           std::min<std::uint64_t>(codes, most_entropy_coded_bytes(part.size()));
   }
 
   LevelRules rules_;

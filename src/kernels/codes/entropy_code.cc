@@ -447,6 +447,11 @@ std::size_t most_entropy_coded_bytes(std::size_t count) {
   return segments_of(count) * (sizeof(std::uint32_t) + kHead) + 2 * count;
 }
 
+std::size_t entropy_coded_head_bytes(std::size_t count) {
+  const std::size_t segments = segments_of(count);
+  return segments * (sizeof(std::uint32_t) + kHead + kStateBytes) + kClassBits * blocks_of(count) / 8;
+}
+
 std::size_t write_entropy_coded(Executor& executor, Span<const std::int16_t> levels, Span<std::byte> codes) {
   const std::size_t segments = segments_of(levels.size());
   std::byte* const slots = codes.data() + segments * sizeof(std::uint32_t);

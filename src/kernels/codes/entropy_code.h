@@ -36,6 +36,9 @@ namespace thinwire {
 /// What `count` levels take at most.
 std::size_t most_entropy_coded_bytes(std::size_t count);
 
+/// Bytes of `count` levels' codes beside their words and escapes.
+std::size_t entropy_coded_head_bytes(std::size_t count);
+
 /// levels: each above -32768. codes: at least most_entropy_coded_bytes(levels.size()) bytes, at an address
 /// that is a multiple of 2. Returns the bytes written. The same bytes on every machine, and with any number
 /// of threads. Host memory.
