@@ -421,6 +421,15 @@ py::list systems() {
     one["kind"] = info.stage ? "stage" : "system";
     one["paper"] = info.paper;
     one["formula"] = info.formula;
+    py::list options;
+    for (const OptionInfo& option : info.options) {
+      py::dict said;
+      said["name"] = option.name;
+      said["default"] = option.default_value;
+      said["meaning"] = option.meaning;
+      options.append(said);
+    }
+    one["options"] = options;
     all.append(one);
   }
   return all;

@@ -12,6 +12,7 @@ if __name__ == "__main__":
           "    handle = thinwire.register(model, 'auto')\n\nFrom the command line:\n")
     for command, purpose in COMMANDS:
         print(f"    python3 -m {command:<33}{purpose}")
-    print("\nthinwire.systems() lists the systems that may stand in place of 'auto', with their options.")
+    print("\nthinwire.systems() lists the systems that may stand in place of 'auto', and stages in front"
+          " of them, with their options.")
     if len(sys.argv) > 1 and sys.argv[1] not in ("-h", "--help"):
         sys.exit(f"'{sys.argv[1]}' is none of these commands: write python3 -m thinwire.NAME")

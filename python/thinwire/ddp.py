@@ -11,15 +11,16 @@ from thinwire import group as private_group
 from thinwire.extension import _C
 from thinwire.handle import Handle, join_spec
 from thinwire.hook import CopiedHandle, HookState
-from thinwire.interface import GradScaler
+from thinwire.interface import GradScaler, SystemInfo
 from thinwire.wrappers import ddp_within, named_parameters, refuse_other_reducers, refuse_other_wrappers
 
 __all__ = ["CopiedHandle", "Handle", "HookState", "join_spec", "register", "require_options", "systems"]
 
 
-def systems() -> List[Dict[str, str]]:
+def systems() -> List[SystemInfo]:
     """Every system, baseline and stage: ``name``, ``kind`` (``"system"``, or ``"stage"`` for what goes in
-    front of one with '+'), ``summary``, ``paper`` and ``formula`` of the bytes that a rank sends."""
+    front of one with '+'), ``summary``, ``paper``, ``formula`` of the bytes that a rank sends,
+    and ``options``, each with ``name``, ``default`` and ``meaning``."""
     return _C.systems()
 
 

@@ -3,11 +3,14 @@
 Started by torchrun, Slurm's srun or ``python3 -m thinwire.launch -n 2 -m thinwire.doctor`` it also measures
 the link between ranks. Exit status 1 when something is wrong.
 """
+import argparse
 import os
 import platform
 import sys
 from types import ModuleType
 from typing import Dict, List
+
+from thinwire.interface import SystemInfo
 
 _VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 _DEADLINE_SECONDS = 60.0
@@ -23,7 +26,7 @@ def _engines(dist: ModuleType) -> str:
     return ", ".join(f"{name} {'yes' if there else 'no'}" for name, there in names)
 
 
-def _counts(systems: List[Dict[str, str]]) -> str:
+def _counts(systems: List[SystemInfo]) -> str:
     stages = sum(system["kind"] == "stage" for system in systems)
     return f"{len(systems) - stages} systems, {stages} stages"
 
@@ -129,6 +132,8 @@ def _look(problems: List[str]) -> List[str]:
 
 
 def main() -> int:
+    argparse.ArgumentParser(prog="python3 -m thinwire.doctor", description=__doc__,
+                            formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     problems: List[str] = []
     lines = _look(problems)
     if os.environ.get("RANK", "0") == "0":

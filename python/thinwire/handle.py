@@ -56,6 +56,12 @@ def _forget(reference: "weakref.ref[Handle]") -> None:
         _live.remove(reference)
 
 
+def told_of_scheme(scheme: str, ran: str) -> str:
+    """How a bucket went, where ``ran`` is the spec of all: one of zen's ways with its name."""
+    is_zens = scheme in ("push_pull", "recursive_doubling", "centralization", "bitmaps")
+    return f"zen's {scheme}" if is_zens and "zen" not in ran else scheme
+
+
 def readable(spec: str) -> str:
     """A spec, or a pair of them, without the options that have their defaults, and without the default for
     rows. One of another version comes back as it is."""
@@ -136,9 +142,9 @@ class Handle(StepsOfHook):
             self._private.close()
             raise
         _engines.append(weakref.ref(self._engine, _forget_engine))
-        self._rank = self._private.rank
+        self._rank, self._world_size = self._private.rank, self._private.size
         self._registration, self._numbering = self._private.number, self._private.numbering
-        self._world_size = self._private.size
+        self._ranks_per_host = ranks_per_host
         self._changes = ChangeLog(self._engine, self._rank)
         # Forgotten when the handle ends.
         self._reference = weakref.ref(self, _forget)
@@ -223,10 +229,10 @@ class Handle(StepsOfHook):
             elif state.handle is not None and not state.handle._is_closed:
                 raise RuntimeError("it is that of a handle which is not closed")
         except RuntimeError as error:
-            raise RuntimeError(
-                "the model has a communication hook already, and DDP takes one: "
-                f"handle.set(spec) of the handle that register returned changes the system ({error})"
-            ) from error
+            remedy = ("handle.set(spec) of the handle that register returned changes the system"
+                      if model in hooked_models else "leave out your own register_comm_hook")
+            raise RuntimeError("the model has a communication hook already, and DDP takes one: "
+                               f"{remedy} ({error})") from error
         state.handle = self
         # For auto, which may come later, too.
         if getattr(model, "broadcast_buffers", False) and next(model.buffers(), None) is not None:
@@ -316,11 +322,14 @@ class Handle(StepsOfHook):
         if not self._ran or not buckets:
             return "\n".join([*lines, f"no step was made yet; the next one, {self.step}, runs {coming}"])
         schemes = Counter(bucket["scheme"] for bucket in buckets if bucket["scheme"])
-        took = ", ".join(f"{scheme} in {count} of {len(buckets)} buckets"
-                         for scheme, count in schemes.most_common())
         ran = readable(self._ran)
+        took = ", ".join(f"{told_of_scheme(scheme, ran)} in {count} of {len(buckets)} buckets"
+                         for scheme, count in schemes.most_common())
         lines.append(f"the last step, {max(bucket['step'] for bucket in buckets)}, ran {ran}"
                      + (f": {took}" if took else ""))
+        if self._world_size > 1 and self._ranks_per_host == self._world_size:
+            lines.append(f"nothing was compressed: with ranks_per_host={self._ranks_per_host} all ranks are "
+                         "on one host, which adds gradients up as they are")
         return "\n".join(lines + ([f"the next one runs {coming}"] if coming != ran else []))
 
     def _decided(self) -> str:

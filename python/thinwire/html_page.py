@@ -213,7 +213,7 @@ def _spark(values: Sequence[Optional[float]], name: str) -> str:
 def _summary(record: "HtmlReport") -> str:
     report, runs = record.report, record.runs
     total = report["total"]
-    rows = [("system at the last step", readable(runs[-1].spec) if runs else report["system"]),
+    rows = [("system at the last step", _system(runs[-1]) if runs else report["system"]),
             ("this page is of rank", f"{report['rank']} of {report['world_size']}"),
             ("steps recorded", f"{record.steps:,}, {record.skipped_steps:,} of them not finite and left out"),
             ("bytes sent by this rank since it registered", f"{total['wire_bytes_sent']:,}"),

@@ -360,6 +360,13 @@ class HtmlReport:
         self.samples.append({"step": handle.step - 1, "layers": layers})
         _thinned(self.samples, _MOST_SAMPLES)
 
+    def _has_gradients(self) -> bool:
+        """Not after ``zero_grad``: a sample of step(), with gradients, says more than a newer one without."""
+        handle = self._handle()
+        model = None if handle is None else handle._model()
+        gradients = [] if model is None else [one.grad for one in model.parameters()]
+        return any(one is not None and (one.is_sparse or bool(one.any())) for one in gradients)
+
     def _explain(self) -> None:
         handle = self._handle()
         words = "" if handle is None else handle._decided()
@@ -409,7 +416,8 @@ class HtmlReport:
         if look and handle is not None and not handle._is_closed and self.runs:
             self._explain()
             newest = self.samples[-1]["step"] if self.samples else -1
-            if self._layers_every and self.report["last_step"]["finite"] and handle.step - 1 > newest:
+            if (self._layers_every and self.report["last_step"]["finite"] and handle.step - 1 > newest
+                and (not self.samples or self._has_gradients())):
                 self._sample()
         text = html_page.page(self)
         temporary = f"{self._path}.{os.getpid()}.new"

@@ -46,6 +46,25 @@ class AdapterOptions(CommonOptions, total=False):
     require_state: bool
 
 
+class SystemOption(TypedDict):
+    """An option of a system in a spec: ``SYSTEM:NAME=VALUE``."""
+
+    name: str
+    default: str
+    meaning: str
+
+
+class SystemInfo(TypedDict):
+    """A system, baseline or stage; see ``thinwire.systems``."""
+
+    name: str
+    summary: str
+    kind: str
+    paper: str
+    formula: str
+    options: List[SystemOption]
+
+
 class Costs(TypedDict):
     """Of this rank: bytes that crossed its network interface, and seconds of lanes' threads."""
 

@@ -271,10 +271,14 @@ def run_script(script: str, arguments: List[str], is_module: bool) -> bool:
         pass
     except SystemExit as end:
         if end.code not in (None, 0):
-            print(f"thinwire.plan: the script ended by itself: {end.code}", file=sys.stderr)
+            print(f"thinwire.plan: the script ended by itself: {end.code}"
+                  + (f". Options of this command stand before {script}, and {', '.join(arguments)} went to it"
+                     if arguments else ""), file=sys.stderr)
             return False
     except Exception as error:
         _print_error(error)
+        print("thinwire.plan: that was the script. This is a dry run of one rank: handle.report() has only "
+              "zeros, and handle.state_dict() is empty", file=sys.stderr)
         return False
     finally:
         sys.stdout.flush()
@@ -380,10 +384,12 @@ def _parse() -> argparse.Namespace:
                         help="these add up first and act as one worker, as with register's ranks_per_host")
     parser.add_argument("--cores", type=float, default=float(os.cpu_count() or 1), help="of a host")
     parser.add_argument("--lanes", type=positive, default=2, help="as register's")
-    parser.add_argument("--json", help="write results to this file")
+    parser.add_argument("--json", help="write results to this file; - for standard output")
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
-    parser.add_argument("script")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    parser.add_argument("script", help="behind this command's own options")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own")
+    if len(sys.argv) == 1:
+        parser.error("a script is needed, as in python3 -m thinwire.plan train.py")
     options = parser.parse_args()
     options.assumed = []
     if "workers" not in options:
@@ -398,7 +404,7 @@ def _parse() -> argparse.Namespace:
         parser.error(f"there is no script {options.script}")
     if not 0 < options.cores < math.inf:
         parser.error(f"--cores {options.cores}: a number above 0 is needed")
-    folder = os.path.dirname(os.path.abspath(options.json)) if options.json else "."
+    folder = os.path.dirname(os.path.abspath(options.json)) if options.json not in (None, "-") else "."
     if not os.access(folder, os.W_OK) or (options.json and os.path.isdir(options.json)):
         parser.error(f"--json {options.json}: no file can be written there")
     return options
@@ -443,9 +449,12 @@ def main() -> int:
     texts = _plan(watch.recorder, watch.other_models, options, float(torch.get_num_threads()))
     for table, _ in texts:
         print("\n" + table, end="")
-    if options.json:
+    rows = "[\n" + ",\n".join(rows for _, rows in texts) + "\n]\n"
+    if options.json == "-":
+        print(rows, end="")
+    elif options.json:
         with open(options.json, "w", encoding="utf-8") as file:
-            file.write("[\n" + ",\n".join(rows for _, rows in texts) + "\n]\n")
+            file.write(rows)
     return 0
 
 

@@ -42,7 +42,9 @@ double normal_bits(double step, double up) {
   };
   const double zero = (1 - up) * step;  // larger magnitudes are no zero
   add(1 - 2 * normal_below(-zero));
-  for (double begin = zero; begin < 40; begin += step) {
+  const auto levels = static_cast<int>(std::max(0.0, 40 - zero) / step) + 1;
+  for (int level = 0; level < levels; ++level) {
+    const double begin = zero + level * step;
     const double share = normal_below(-begin) - normal_below(-begin - step);
     add(share);
     add(share);

@@ -14,6 +14,8 @@ TEST(Closest, FindsWhatWasMeant) {
   EXPECT_EQ(closest_to("power_sdg", kNames), "power_sgd") << "two changed places";
   EXPECT_EQ(closest_to("Power-SGD", kNames), "power_sgd") << "case does not count";
   EXPECT_EQ(closest_to("topk", kNames), "top_k");
+  EXPECT_EQ(closest_to("csaq", kNames), "casq") << "a short name";
+  EXPECT_EQ(closest_to("esqc", {"acp_sgd", "ecsq"}), "ecsq") << "one letter that went two places on";
 }
 
 TEST(Closest, OfWhatIsLikeNothingThereIsNone) {

@@ -123,6 +123,12 @@ def a_copy_of_a_hooked_model():
     require_agreement(copied, "a copy")
 
 
+def a_hook_of_somebody_elses_is_named():
+    model = wrap(Net)
+    model.register_comm_hook(None, lambda _, bucket: torch.futures.Future())
+    require_error(RuntimeError, ["leave out your own register_comm_hook"], lambda: register(model, "auto"))
+
+
 def registered_again():
     """A model whose handle was closed takes another, which begins as on a new model."""
     for before, spec in (("dense", "casq"), ("casq", "top_k:ratio=0.05+zen"),
@@ -260,7 +266,8 @@ def handles_say_what_they_are():
     assert {"register", "Handle", "lightning", "__version__"} <= set(dir(thinwire))
 
 
-HOOKS = [a_hook_of_ones_own, its_state_comes_before_its_handle, a_state_that_was_given_can_be_saved,
+HOOKS = [a_hook_of_somebody_elses_is_named, a_hook_of_ones_own,
+         its_state_comes_before_its_handle, a_state_that_was_given_can_be_saved,
          a_first_backward_that_fails, hooks_that_cannot_be, a_copy_of_a_hooked_model, registered_again,
          names_that_fit_no_parameter, wrappers_that_synchronize_themselves, compiled_models,
          reducers_without_buckets, handles_say_what_they_are]

@@ -250,6 +250,26 @@ class Scaler:
         return 256.0
 
 
+def gradients_are_those_of_the_last_sample_with_any():
+    """A page that is closed after zero_grad, as it is at a script's end."""
+    for to_none in (False, True):
+        with tempfile.TemporaryDirectory() as folder:
+            model = wrap(Net)
+            handle = register(model, "casq:bits=4")
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+            path = os.path.join(folder, f"report.{RANK}.html")
+            with thinwire.HtmlReport(handle, path) as report:
+                for step in range(7):
+                    loss = model(batch(step)).square().mean()
+                    loss.backward()
+                    optimizer.step()
+                    report.step(loss=loss)
+                    optimizer.zero_grad(set_to_none=to_none)
+            layers = report.samples[-1]["layers"] if RANK == 0 else {}  # the page is rank 0's
+            assert all(gradient for _, _, gradient in layers.values()), (to_none, report.samples[-1])
+            handle.close()
+
+
 def scales_and_states():
     """Residuals are without the loss scale, and a run that goes back to a state says so."""
     with tempfile.TemporaryDirectory() as folder:
@@ -409,5 +429,6 @@ def pages_that_cannot_be():
 
 
 HTML_REPORT = [a_page_of_a_lossy_system, errors_are_those_that_the_guard_measured, a_page_of_choices,
-               the_lines_of_the_docs, names_are_text, scales_and_states, what_a_loop_may_do,
+               the_lines_of_the_docs, names_are_text,
+               gradients_are_those_of_the_last_sample_with_any, scales_and_states, what_a_loop_may_do,
                memory_is_bounded, scripts_that_close_nothing, pages_that_cannot_be]

@@ -169,6 +169,8 @@ def workers_and_link_that_are_not_given_are_assumed(bench):
     assert "4 workers, 10 Gbit/s and 50 us" in text and "at 25 Gbit" in text, text
     text = bench.run(SCRIPT, "1000", bench.marker, options=("--steps", "3", "--workers", "2"))
     assert "assumed: links of 10Gbit:50us (--link)" in text and "2 workers, 10 Gbit/s" in text, text
+    text = bench.run(SCRIPT, "1000", bench.marker, options=("--steps", "3", "--json", "-"))
+    assert json.loads(text[text.index("\n[\n"):])[0]["workers"] == 4 and not os.path.exists("-"), text
 
 
 def what_cannot_be_planned_is_told(bench):
@@ -216,6 +218,9 @@ def what_goes_wrong_in_a_script_is_shown_once(bench):
     assert "runpy" not in text and "wrapped no model" not in text, text
     text = bench.run("import sys\nsys.exit('no data')", options=good, status=1)
     assert "the script ended by itself: no data" in text and "wrapped no model" not in text, text
+    assert "stand before" not in text, text
+    text = bench.run("import sys\nsys.exit(2)", "--workers", "4", status=1)
+    assert "Options of this command stand before" in text and "--workers, 4 went to it" in text, text
     text = bench.run("import torch.distributed as dist\n"
                      "dist.init_process_group('gloo', world_size=2, rank=0, init_method='env://')",
                      options=good, status=1, raises=True)

@@ -135,7 +135,11 @@ def the_doctor_knows_whether_torchrun_works():
 def stages_are_no_systems():
     kinds = {system["name"]: system["kind"] for system in thinwire.systems()}
     assert kinds["zen"] == "system" and kinds["top_k"] == "stage", kinds
+    (options,) = [system["options"] for system in thinwire.systems() if system["name"] == "power_sgd"]
+    assert {"name", "default", "meaning"} == options[0].keys() and "rank" in [one["name"] for one in options]
     said = subprocess.run([sys.executable, *DOCTOR], capture_output=True, text=True, check=True).stdout
+    done = subprocess.run([sys.executable, *DOCTOR, "nonsense"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "nonsense" in done.stderr, done
     counted = [int(number) for number in re.search(r", (\d+) systems, (\d+) stages, ", said).groups()]
     assert counted == [list(kinds.values()).count(kind) for kind in ("system", "stage")], (counted, kinds)
 

@@ -8,7 +8,7 @@ from torch.utils.tensorboard import SummaryWriter
 from typing_extensions import assert_type
 
 import thinwire
-from thinwire.interface import Report
+from thinwire.interface import Report, SystemInfo
 
 
 def train(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, scaler: torch.cuda.amp.GradScaler,
@@ -23,7 +23,7 @@ def train(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, scal
     assert_type(handle.report()["buckets"][0]["relative_error"], Optional[float])
     assert_type(handle.scalars(), Dict[str, float])
     assert_type(handle.state_dict(), Dict[str, Any])
-    assert_type(thinwire.systems(), List[Dict[str, str]])
+    assert_type(thinwire.systems(), List[SystemInfo])
     assert_type(thinwire.__version__, str)
     handle.log_to(writer, every=10)
     handle.log_to(None)

@@ -82,7 +82,7 @@ std::string reason_of(const Plan& plan, double within, bool first_is_exact) {
   }
   // Of candidates among which there is none that is exact, the first one says nothing about compression.
   const std::string cannot =
-      first_is_exact ? "compression cannot help you here: " : "nothing that was asked for is faster: ";
+      first_is_exact ? "compression cannot help you here: " : "no candidate after it is much faster: ";
   if (dense.cost.exposed() <= within * dense.cost.step) {
     return cannot + percent(dense.cost.exposed() / dense.cost.step) + " of a step with " + dense.spec +
            " is synchronization that is waited for";

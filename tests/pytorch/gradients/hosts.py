@@ -257,7 +257,16 @@ def _with_local(ranks, action):
         return action()
 
 
-HOSTS = [dense_by_hosts_is_plain_ddp, every_system_trains_by_hosts, hosts_send_what_one_rank_each_would,
+def one_host_alone_is_told():
+    handle = register(model := wrap(Net), "casq", ranks_per_host=WORLD)
+    train(model, 2)
+    assert "nothing was compressed: with ranks_per_host=" in handle.explain(), handle.explain()
+    assert handle.report()["total"]["wire_bytes_sent"] == 0
+    handle.close()
+
+
+HOSTS = [one_host_alone_is_told, dense_by_hosts_is_plain_ddp,
+         every_system_trains_by_hosts, hosts_send_what_one_rank_each_would,
          nothing_is_lost_by_hosts, resumes_by_hosts, a_bad_value_by_hosts_is_undone, half_precision_by_hosts,
          residuals_follow_a_loss_scale_by_hosts, every_place_decides, a_rank_that_differs_is_named_by_all,
          hosts_that_cannot_be_are_refused]
