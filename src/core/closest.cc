@@ -39,7 +39,8 @@ std::string closest_to(std::string_view given, const std::vector<std::string>& k
   std::size_t fewest = kLongest;
   for (const std::string& name : known) {
     const std::size_t slips = slips_between(given, name);
-    if (slips > std::max<std::size_t>(name.size() > 3 ? 2 : 1, name.size() / 3) || 2 * slips > name.size()) continue;
+    if (slips > std::max<std::size_t>(name.size() > 3 ? 2 : 1, name.size() / 3) || 2 * slips > name.size())
+      continue;
     if (slips >= fewest) continue;
     fewest = slips;
     best = name;

@@ -161,7 +161,8 @@ void Options::refuse(std::string_view name, const std::string& wanted) const {
   const std::string value = text(name);
   // As a flag is read that a spec names alone.
   const std::string alone = value == "on" ? " (without a value it counts as on)" : "";
-  throw std::invalid_argument(system_ + ": " + std::string(name) + "=" + value + alone + " must be " + wanted);
+  throw std::invalid_argument(system_ + ": " + std::string(name) + "=" + value + alone + " must be " +
+                              wanted);
 }
 
 std::int64_t Options::integer(std::string_view name, std::int64_t minimum, std::int64_t maximum) const {
