@@ -62,7 +62,8 @@ std::string sentence_of(const Verdict& verdict, int rank, std::string seen) {
   if (!verdict.reason.empty()) seen += "; " + verdict.reason;
   if (verdict.culprits.empty()) return seen;
   if (!verdict.failed && verdict.culprits == std::vector<int>{rank})
-    return "this rank itself was away (" + seen + ")";
+    return "this rank itself has not come: it was stopped, or waited elsewhere, as in a barrier (" + seen +
+           ")";
   const bool one = verdict.culprits.size() == 1;
   const std::string how = verdict.failed  ? (one ? " has failed" : " have failed")
                           : verdict.alive ? (one ? " has not come" : " have not come")

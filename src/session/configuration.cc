@@ -125,7 +125,15 @@ std::string difference_of_specs(const std::string& one, const std::string& other
   const std::string shown = configuration.shown_spec(one);
   const std::string shown_other = configuration.shown_spec(other);
   // Ranks may have added systems of the same name with other defaults.
-  return shown == shown_other ? difference(one, other) : difference(shown, shown_other);
+  if (shown == shown_other) return difference(one, other);
+  // Whoever gave no system for rows shall not read of it.
+  constexpr std::string_view kBehindRows = ",dense=";
+  const auto end = shown.find(kBehindRows);
+  const bool same_rows =
+      end != std::string::npos && shown.starts_with("rows=") &&
+      shown_other.compare(0, end + kBehindRows.size(), shown, 0, end + kBehindRows.size()) == 0;
+  const std::size_t from = same_rows ? end + kBehindRows.size() : 0;
+  return difference(shown.substr(from), shown_other.substr(from));
 }
 
 }  // namespace

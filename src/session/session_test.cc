@@ -147,6 +147,8 @@ TEST(Session, DifferentlyConfiguredRanksRefuseToRunAndSayWhoDiffersInWhat) {
   // What runs has all options, and somebody wrote one.
   const std::string option = complaint("casq:feedback=off", 1, 100, "lr=0.1", "casq");
   EXPECT_NE(option.find("in spec (casq:feedback=off against casq);"), std::string::npos) << option;
+  const std::string rows = complaint("rows=zen,dense=casq:bits=4", 1, 100, "", "rows=zen,dense=ecsq");
+  EXPECT_NE(rows.find("in spec (casq:bits=4 against ecsq)"), std::string::npos) << rows;
   EXPECT_NE(complaint("marsit", 1, 99, "lr=0.1").find("in bucket sizes (99 against 100)"), std::string::npos);
   EXPECT_NE(complaint("marsit", 1, 100, "lr=0.2").find("in configuration (lr=0.2 against lr=0.1)"),
             std::string::npos);
