@@ -105,6 +105,14 @@ def tell(processes: List["subprocess.Popen[bytes]"], first: int, told: Set[int])
         print(f"thinwire.launch: rank {rank} {how}", file=sys.stderr, flush=True)
 
 
+def tell_of_end(processes: List["subprocess.Popen[bytes]"], first: int) -> None:
+    """Which ranks go on after another has failed, and are ended now. first: the first process's rank."""
+    left = [str(rank) for rank, process in enumerate(processes, first) if process.poll() is None]
+    if left:
+        print(f"thinwire.launch: ended {_GRACE_SECONDS:g} s after that: rank{'s' * (len(left) > 1)} "
+              f"{', '.join(left)}", file=sys.stderr, flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python3 -m thinwire.launch",
@@ -135,8 +143,7 @@ def main() -> int:
             store = None if task else serve_rendezvous(options.port)
         except RuntimeError as error:
             print(f"thinwire.launch: cannot serve the rendezvous at port {options.port} "
-                  f"({str(error).splitlines()[0]}): choose another --port",
-                  file=sys.stderr)
+                  f"({str(error).splitlines()[0]}): choose another --port", file=sys.stderr)
             return 1
         port = (store.port if store is not None else options.port or int(task.get("MASTER_PORT", 0))
                 or free_port())
@@ -154,6 +161,7 @@ def main() -> int:
                 status = failed[0] if failed[0] > 0 else 128 - failed[0]
                 deadline = time.monotonic() + _GRACE_SECONDS
             if deadline is not None and time.monotonic() > deadline:
+                tell_of_end(processes, first)
                 break
             time.sleep(0.05)
         tell(processes, first, told)

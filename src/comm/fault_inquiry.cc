@@ -23,8 +23,7 @@ constexpr int kFew = 64;
 constexpr const char* kLeft =
     "it has left: its handle is closed, or its script has ended; let all ranks make the same number of steps";
 
-constexpr const char* kLeftWithinStep =
-    "its handle was closed before its step was over: an error has ended that, and its own output says which";
+constexpr const char* kLeftWithinStep = "an error ended its step, and its own output says which";
 
 }  // namespace
 

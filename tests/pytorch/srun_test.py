@@ -112,6 +112,19 @@ def a_rank_that_does_not_end_is_named():
     assert "rank 4 did not end" in said.getvalue() and process.returncode == -signal.SIGKILL, said.getvalue()
 
 
+def ranks_that_go_on_after_a_failure_are_named():
+    with tempfile.TemporaryDirectory() as folder:
+        script = os.path.join(folder, "script.py")
+        with open(script, "w", encoding="utf-8") as file:
+            file.write("import os, time\nif os.environ['RANK'] == '1': os._exit(3)\ntime.sleep(600)\n")
+        arguments = ["launch", "-n", "3", script]
+        with (mock.patch.object(launch, "_GRACE_SECONDS", 0.5), mock.patch.object(sys, "argv", arguments),
+              contextlib.redirect_stderr(io.StringIO()) as said):
+            assert launch.main() == 3
+    assert "rank 1 ended with status 3" in said.getvalue(), said.getvalue()
+    assert "ended 0.5 s after that: ranks 0, 2" in said.getvalue(), said.getvalue()
+
+
 def the_doctor_knows_whether_torchrun_works():
     """By its own word, and by torchrun."""
     said = subprocess.run([sys.executable, *DOCTOR], capture_output=True, text=True, check=True).stdout
@@ -146,7 +159,8 @@ def stages_are_no_systems():
 
 for scenario in (training_is_that_of_the_launcher, launchers_make_one_job, place_is_set_once,
                  what_cannot_be_is_named, batch_file_starts_its_steps,
-                 a_rank_that_does_not_end_is_named, the_doctor_knows_whether_torchrun_works,
+                 a_rank_that_does_not_end_is_named,
+                 ranks_that_go_on_after_a_failure_are_named, the_doctor_knows_whether_torchrun_works,
                  stages_are_no_systems):
     scenario()
     print("ok", scenario.__name__)
