@@ -12,7 +12,7 @@ loader.exec_module(bench_plan)
 
 
 def the_doctors_latency_is_found():
-    assert bench_plan.latency_of("python 3\nlink        4 ranks, the slowest to its next: 213 us, "
+    assert bench_plan.latency_of("python 3\nlink        4 ranks, each to the next one, the slowest: 213 us, "
                                  "0.10 Gbit/s\n") == "213us"
     try:
         bench_plan.latency_of("link        not measured")

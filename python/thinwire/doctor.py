@@ -59,8 +59,10 @@ def _measure_link() -> str:
     if not seconds:
         return "one rank: nothing to measure"
     gbit = 8e-9 / seconds
-    return (f"{dist.get_world_size()} ranks, the slowest to its next: {latency * 1e6:.0f} us, "
-            f"{gbit:.2f} Gbit/s"
+    world = dist.get_world_size()
+    return (f"{world} ranks, each to the next one, the slowest: {latency * 1e6:.0f} us, {gbit:.2f} Gbit/s"
+            + ("; all on one machine, which says nothing of a network"
+               if os.environ.get("LOCAL_WORLD_SIZE") == str(world) else "")
             + ("; fast: compression may cost more than it saves, compare with 'dense'" if gbit > 25 else ""))
 
 

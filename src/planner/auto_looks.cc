@@ -128,7 +128,7 @@ void Auto::act_on_another_time(Step& step, Span<const Seen> ranks, double now, c
   }
   if (is_computing_alone(ranks, now - plan_.usual) && !would_choose_another(seconds)) {
     add_change(step, what + ": computing takes " + milliseconds(std::abs(now - plan_.usual)) +
-                         (now > plan_.usual ? " longer" : " less") + ", the exchange does not. " +
+                         (now > plan_.usual ? " longer" : " less") + " than it did, the exchange does not. " +
                          name_of(plan_.choice) + " stays");
     return take_as_usual(now);
   }

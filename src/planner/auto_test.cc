@@ -241,8 +241,8 @@ TEST(Auto, LongerStepsAreNoReasonToTryWhatIsFarBehind) {
     ASSERT_EQ(training.system(), "power_sgd");
     training.run(40, 0.05);
     EXPECT_EQ(training.count("power_sgd"), 52 + kTrial - 4) << "all but half's first four";
-    EXPECT_NE(training.session().explain().find(
-                  ": computing takes 40.0 ms longer, the exchange does not. power_sgd:rank=32:bits=8 stays"),
+    EXPECT_NE(training.session().explain().find(": computing takes 40.0 ms longer than it did, the exchange "
+                                                "does not. power_sgd:rank=32:bits=8 stays"),
               std::string::npos)
         << training.session().explain();
   });
