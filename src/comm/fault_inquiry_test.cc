@@ -57,7 +57,7 @@ TEST(FaultInquiry, WhoAdoptsTheVerdictKnowsTooThatTheRankHasLeft) {
     if (!within_step) world.boards[1]->leave(Seconds(0));
     ASSERT_TRUE(eventually([&] { return world.store->get("thinwire/fault/left/1").has_value(); }));
     world.is_dead(1);
-    const std::string why = within_step ? "before its step was over" : "it has left";
+    const std::string why = within_step ? "an error ended its step" : "it has left";
     for (const int rank : {0, 2}) {  // the second adopts
       const Verdict verdict = world.fails(rank, {1}).get();
       EXPECT_EQ(verdict.culprits, Ranks{1}) << rank;

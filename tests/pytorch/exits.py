@@ -244,7 +244,7 @@ def raises_in_backward(mesh, words):
 def raises_between_hosts():
     # A rank of the same host waits in torch's reduce-scatter, whose errors name nobody.
     # It catches that and closes its handle, which the rank with its shard finds.
-    words = {0: ["rank 1 has not come", "before its step was over"],
+    words = {0: ["rank 1 has not come", "an error ended its step"],
              1: ["rank 1 has failed", "ArithmeticError: given up"]}
     raises_in_backward(mesh_of(), words.get(RANK, []))
 
