@@ -51,7 +51,7 @@ def training_is_that_of_the_launcher():
 
 def launchers_make_one_job():
     done = python(["-m", "thinwire.launch", "-n", "1", *DOCTOR], 2)
-    assert last_line(done) == "nothing is wrong" and "2 ranks, the slowest" in done[0][1], done
+    assert last_line(done) == "nothing is wrong" and "2 ranks, each to the next" in done[0][1], done
     task = {"RANK": "4", "WORLD_SIZE": "6", "LOCAL_RANK": "1", "MASTER_ADDR": "n09",
             "THINWIRE_JOB": "slurm-1203.0"}
     own = [{name: one[name] for name in (*task, "LOCAL_WORLD_SIZE", "MASTER_PORT")}
@@ -95,7 +95,7 @@ def batch_file_starts_its_steps():
         done = subprocess.run([*command, *script], env=environment, capture_output=True, text=True)
         assert (done.returncode == 0
                 and done.stdout.count("srun --cpus-per-task=3 OMP_NUM_THREADS=3\n") == 2), done
-        assert re.search(r"2 ranks, the slowest.*\nnothing is wrong\n(.*\n)+0 trains\n1 trains\n",
+        assert re.search(r"2 ranks, each to the next.*\nnothing is wrong\n(.*\n)+0 trains\n1 trains\n",
                          done.stdout), done
         # A doctor that finds something ends the job.
         stopped = subprocess.run([*command, *script], env={**environment, "THINWIRE_PYTHON": "false"},
