@@ -7,11 +7,9 @@ import time
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP
 
-import thinwire
 from common import (
-    RANK, WORLD, Mixed, Net, batch, register, require_agreement, require_error, sgd, total, train, wrap,
+    RANK, WORLD, Mixed, Net, batch, register, require_agreement, require_error, sgd, train, wrap,
 )
 
 

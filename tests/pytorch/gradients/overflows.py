@@ -1,6 +1,5 @@
 """Loss scales, and steps that do not count: values that overflow, a backward that raises."""
 import torch
-from torch.nn.parallel import DistributedDataParallel as DDP
 
 from common import (
     RANK, WORLD, Given, Net, Scaler, batch, given, register, require_agreement,
