@@ -282,7 +282,9 @@ class Auto final : public Synchronizer {
       buckets_ = std::move(replaced_by_load_->buckets);
       suspicion_ = replaced_by_load_->suspicion;
       follows_ = replaced_by_load_->follows;
+      begun_ = replaced_by_load_->begun;
       replaced_by_load_.reset();
+      for (auto& [bucket, own] : buckets_) own.used.reset();  // every member has loaded
     }
     changes_.resize(plan_.changes);
     before_.reset();
@@ -376,6 +378,7 @@ class Auto final : public Synchronizer {
     std::map<BucketId, BucketState> buckets;
     Suspicion suspicion;
     bool follows;
+    bool begun;
   };
   std::optional<ReplacedByLoad> replaced_by_load_;
   bool loaded_ = false;  // since, so that the step goes on in which that was saved

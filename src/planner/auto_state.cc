@@ -79,7 +79,7 @@ void Auto::load(const BucketReader& reader) {
   // Until it is kept, a step that does not count takes it back like other changes.
   if (!before_) before_ = plan_;
   if (!replaced_by_load_)
-    replaced_by_load_ = {std::move(changes_), std::move(buckets_), suspicion_, follows_};
+    replaced_by_load_ = {std::move(changes_), std::move(buckets_), suspicion_, follows_, begun_};
   loaded_ = true;
   plan_ = complete && mildest ? *mildest : Plan(trial_of_members(rules_.trial, {}));
   changes_.clear();

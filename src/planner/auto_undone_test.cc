@@ -141,6 +141,80 @@ TEST(Auto, AMessageShowsALinkThatTheChoiceDoesNotShow) {
   });
 }
 
+/// Two buckets for `auto`, and a table of which top-k takes one row of eight, so that its guard gives it to
+/// dense.
+class WithTable {
+ public:
+  explicit WithTable(VirtualCommunicator& communicator)
+      : communicator_(communicator),
+        session_("rows=guard:every=8+top_k:ratio=0.1+zen,dense=" + kSpec, communicator,
+                 {.undoes_steps = true}) {
+    session_.add_bucket({{"a", kElements, 300}});
+    session_.add_rows("table", 8, 1);
+    session_.add_bucket({{"b", kElements, 300}});
+  }
+
+  void run(int steps) {
+    const std::vector<std::uint32_t> indices = {0, 1, 2, 3, 4, 5, 6, 7};
+    for (int i = 0; i < steps; ++i) {
+      communicator_.advance(0.01);
+      std::vector<float> gradient = gradient_of(communicator_, session_.step(), kElements, 16);
+      std::vector<float> other = gradient;
+      session_.synchronize(0, gradient);
+      session_.synchronize(2, other);
+      const std::vector<float> values(8, 1.0f);
+      session_.synchronize_rows(1, {.row_indices = indices, .values = values, .rows = 8, .width = 1});
+      ASSERT_TRUE(session_.next_step());
+    }
+  }
+
+  /// All but the guard's numbers of the table, which no guard wrote.
+  StateReader refused_state() const {
+    const StateReader saved = state_of(session_);
+    StateWriter changed;
+    for (const std::string& name : saved.names("")) {
+      if (name != "guard/table") {
+        changed.copy(saved, name);
+        continue;
+      }
+      const std::vector<float> numbers(saved.length(name), -1.0f);
+      changed.put(name, Span<const float>(numbers));
+    }
+    return StateReader(std::move(changed));
+  }
+
+  Session& session() { return session_; }
+
+ private:
+  VirtualCommunicator& communicator_;
+  Session session_;
+};
+
+/// The table's system refuses what `auto` had already taken.
+TEST(Auto, ALoadThatAnotherSystemRefusesChangesNothing) {
+  run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
+    WithTable other(communicator);
+    other.run(kTrial + 1);
+    const StateReader state = other.refused_state();
+    // Within half's turn, and after the choice of power_sgd.
+    for (const int steps : {2, kTrial + 4}) {
+      WithTable training(communicator);
+      training.run(steps);
+      const std::string explained = training.session().explain();
+      const std::string before = text_of(training.session());
+      EXPECT_THROW(training.session().load(state), std::runtime_error);
+      EXPECT_EQ(training.session().explain(), explained);
+      EXPECT_EQ(text_of(training.session()), before) << steps;
+      if (steps < kTrial) continue;
+      EXPECT_NE(explained.find("power_sgd:rank=32:bits=8. Undisturbed, a step takes"), std::string::npos)
+          << explained;
+      EXPECT_NE(explained.find("guard: bucket of table: "), std::string::npos) << explained;
+      training.run(2);
+      EXPECT_EQ(std::string(training.session().report(0).scheme), "power_sgd:rank=32:bits=8");
+    }
+  });
+}
+
 /// What a trial has found, and how patient it has become, is known to a resumed run.
 TEST(Auto, AResumedRunKnowsWhatOtherCandidatesTook) {
   run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {

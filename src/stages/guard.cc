@@ -31,6 +31,7 @@
 #include <cmath>
 #include <cstdio>
 #include <map>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -130,10 +131,13 @@ class Guard final : public Forwarding {
   void load(const BucketReader& reader) override;
   void keep_step(BucketId bucket) override {
     states_.keep(bucket);
+    replaced_by_load_.reset();
     Forwarding::keep_step(bucket);
   }
   void undo_step(BucketId bucket) override {
     states_.undo(bucket);
+    if (replaced_by_load_) changes_ = std::move(*replaced_by_load_);
+    replaced_by_load_.reset();
     const State* own = states_.find(bucket);
     const std::uint64_t left = own == nullptr ? 0 : own->changes;
     std::erase_if(changes_, [&](const OfBucket& one) { return one.bucket == bucket && one.number >= left; });
@@ -316,6 +320,7 @@ class Guard final : public Forwarding {
   BucketStates<State> states_;
   std::map<BucketId, std::string> labels_;
   std::vector<OfBucket> changes_;
+  std::optional<std::vector<OfBucket>> replaced_by_load_;  // until what was loaded is kept
 };
 
 std::vector<Change> Guard::changes() const {
@@ -396,7 +401,9 @@ void Guard::load(const BucketReader& reader) {
     }
   }
   states_.assign(std::move(states));
+  if (!replaced_by_load_) replaced_by_load_ = std::move(changes_);
   changes_.clear();
+  changes_.reserve(kMostChanges);
   Forwarding::load(reader);
 }
 
