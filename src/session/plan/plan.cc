@@ -15,6 +15,8 @@
 namespace thinwire {
 namespace {
 
+/// Ranks that compute at the same time while codecs are timed. Each takes up to 200 MB.
+constexpr int kMostAtOnce = 16;
 /// Rounds are counted on no more than so many ranks.
 constexpr int kMostCountedRanks = 16;
 /// Formulas that change from step to step do so with a period of at most so many.
@@ -151,7 +153,7 @@ void StepPlanner::measure_codecs(std::size_t spec) {
   const PlanCodec& codec = request_.codecs[spec];
   const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   const CodecRun run{.density = request_.density,
-                     .at_once = std::min(request_.ranks_per_host, cores),
+                     .at_once = std::min({request_.ranks_per_host, cores, kMostAtOnce}),
                      .ranks_per_host = request_.reduce_in_host ? request_.ranks_per_host : 1};
   std::map<std::vector<std::pair<std::size_t, std::size_t>>, CodecTime> known;  // by shapes
   for (const BucketLayout& bucket : request_.buckets) {
