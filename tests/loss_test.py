@@ -18,6 +18,7 @@ sys.path += [LOSS, os.path.join(HERE, "..", "apps", "plot")]
 import numpy  # noqa: E402
 
 import loss_report  # noqa: E402
+import noise  # noqa: E402
 import sign_share  # noqa: E402
 from recipes import RECIPES  # noqa: E402
 
@@ -191,10 +192,29 @@ def recorded_updates_are_read(thinwire):
         assert all(0 < share < 1 for row in rows for share in row[1:]), done.stdout
 
 
+def the_last_measurement_counts(thinwire):
+    off = "bucket of {}: the mean that arrives is off by {} times the batches' noise, allowed are 1000.00\n"
+    assert noise.measured(off.format("a and 2 more", "9.00") + off.format("a and 2 more", "0.50") +
+                          off.format("b", "0.75")) == 0.75
+    assert noise.measured("") is None and noise.measured(None) is None
+    script = ["/usr/bin/python3", os.path.join(LOSS, "noise.py"), "cnn-fashion", "--thinwire", thinwire]
+    done = subprocess.run(script + ["--steps", "4,12", "--recipe", "dense", "--recipe", "casq"],
+                          capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    dense, casq = [[float(cell) for cell in line.strip("|").split("|")[1:]]
+                   for line in done.stdout.splitlines()[2:]]
+    assert dense == [0, 0] and min(casq) > 0.5, done.stdout
+    for steps, told in (("3", "at least 4"), ("x", "--steps x")):
+        done = subprocess.run(script + ["--steps", steps, "--recipe", "dense"],
+                              capture_output=True, text=True, check=False)
+        assert done.returncode == 2 and told in done.stderr, done.stderr
+
+
 tables_say_what_seeds_show()
 a_seed_that_went_astray_is_no_spread()
 signs_carry_what_is_computed_by_hand()
 recorded_updates_are_read(sys.argv[1])
+the_last_measurement_counts(sys.argv[1])
 every_setting_has_recipes_with_dense()
 stored_runs_are_of_known_recipes()
 pages_say_what_results_do()
