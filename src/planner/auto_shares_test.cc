@@ -112,8 +112,8 @@ TEST(Auto, BucketsForWhichThereIsTimeAreExact) {
   }
 }
 
-/// With a budget below what ecsq errs by the guard takes dense. A step then takes a third longer than one with
-/// power_sgd for all buckets did. Of that the guard is the reason: no milder candidate was faster.
+/// With a budget below what ecsq errs by the guard takes dense. A step then takes a third longer than one
+/// with power_sgd for all buckets did. Of that the guard is the reason: no milder candidate was faster.
 TEST(Auto, BucketsThatTheGuardGaveToDenseAreNoReasonToTryAgain) {
   run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
     FourBuckets training(communicator, ":budget=0.2");
