@@ -102,7 +102,7 @@ struct SystemInfo {
   bool forgets = false;            ///< A stage that drops a part of what it is given for good.
   bool clips = false;              ///< A stage that clips gradients, so that the mean is not to be clipped.
   std::string clip_option;         ///< Decides by which norm, 0 being off; empty: `clips` says all.
-  bool renumbers_steps = false;    ///< A stage that counts steps anew for the system behind it.
+  bool goes_around = false;        ///< A stage that sums some elements or steps by another system.
   bool corrects_momentum = false;  ///< Applies momentum, so that more is delivered than comes in.
   /// A stage that compares what is delivered with what came in.
   bool compares = false;

@@ -18,7 +18,8 @@ std::string with_all_options(const SpecPart& part, const SystemInfo& info) {
   return text;
 }
 
-std::string known_systems(const std::vector<SystemInfo>& systems, bool (*wanted)(const SystemInfo&)) {
+template <class Wanted>
+std::string known_systems(const std::vector<SystemInfo>& systems, Wanted wanted) {
   std::string names;
   for (const auto& info : systems) {
     if (wanted(info)) names += (names.empty() ? "" : ", ") + info.name;
@@ -55,10 +56,20 @@ void refuse_comparison(const SystemInfo& stage, const SpecPart& part, const Syst
 }
 
 void refuse_comparison_behind(const SystemInfo& front, const SystemInfo& stage) {
-  if (!front.sparsifies && !front.renumbers_steps) return;
-  throw std::invalid_argument(stage.name + " behind " + front.name + " would not " +
-                              (front.sparsifies ? "meet what that leaves out" : "know the steps' numbers") +
-                              "; put " + stage.name + " in front");
+  if (!front.sparsifies) return;
+  throw std::invalid_argument(stage.name + " behind " + front.name +
+                              " would not meet what that leaves out; put " + stage.name + " in front");
+}
+
+/// Why no option of `stage` can name this system; empty: one can.
+std::string why_no_other(const SystemInfo& stage, const SpecPart& part, const SystemInfo& info) {
+  if (info.stage) return "is a stage";
+  if (!info.state.empty()) return "keeps a state of its own";
+  if (corrects_momentum(part, info)) return "has a momentum of its own, which the other steps would not see";
+  const Options options(part, info.options);
+  if (stage.compares && info.incomparable && !info.incomparable(options).empty())
+    return "delivers what cannot be compared with the exact mean";
+  return {};
 }
 
 /// What a stage's option names, which has '/' in place of ':'.
@@ -76,6 +87,21 @@ void refuse_same_state(const SystemInfo& first, const SystemInfo& second) {
     throw std::invalid_argument(second.name + " behind " + first.name + ": both keep '" +
                                 std::string(kind.name) + "'; keep one of them");
   }
+}
+
+bool delivers_signs(const SpecPart& part, const SystemInfo& info) {
+  return info.delivers_signs && !(info.bears_momentum && info.bears_momentum(Options(part, info.options)));
+}
+
+/// A learning rate that fits signs is far too small for a mean.
+void refuse_means_beside_signs(const std::vector<const SystemInfo*>& infos, const SpecPart& last) {
+  if (!delivers_signs(last, *infos.back())) return;
+  const auto around = std::ranges::find_if(infos, &SystemInfo::goes_around);
+  if (around == infos.end()) return;
+  throw std::invalid_argument(
+      (*around)->name + " in front of " + last.name +
+      " would deliver means beside signs, and one learning rate does not fit both; set " + last.name +
+      ":sign=off, or leave out " + (*around)->name);
 }
 
 void refuse_meaningless(const std::vector<SpecPart>& parts, const std::vector<const SystemInfo*>& infos,
@@ -128,6 +154,7 @@ void refuse_meaningless(const std::vector<SpecPart>& parts, const std::vector<co
         known_systems(known, [](const SystemInfo& info) { return info.takes_rows && !info.stage; }));
   }
   if (corrects_momentum(parts.back(), last)) refuse_second_momentum(momentum, last);
+  refuse_means_beside_signs(infos, parts.back());
   const bool delivers_all = std::ranges::all_of(infos, &SystemInfo::delivers_all);
   if (momentum != nullptr && delivers_all) {
     throw std::invalid_argument(
@@ -208,11 +235,13 @@ const SystemInfo& Registry::find(std::string_view name) const {
 std::unique_ptr<Synchronizer> Registry::make_other(const SystemInfo& stage, const SpecPart& part) const {
   const SystemInfo& info = find(part.name);
   if (stage.compares) refuse_comparison(stage, part, info);
-  if (info.stage || !info.state.empty() || corrects_momentum(part, info)) {
-    throw std::invalid_argument(
-        stage.name + ": " + stage.other_option + "=" + info.name +
-        (info.stage ? " is a stage" : " keeps a state of its own") + "; give one of " +
-        known_systems(systems_, [](const SystemInfo& known) { return !known.stage && known.state.empty(); }));
+  const std::string reason = why_no_other(stage, part, info);
+  if (!reason.empty()) {
+    const auto fits = [&](const SystemInfo& one) {
+      return why_no_other(stage, {.name = one.name, .options = {}}, one).empty();
+    };
+    throw std::invalid_argument(stage.name + ": " + stage.other_option + "=" + info.name + " " + reason +
+                                "; give one of " + known_systems(systems_, fits));
   }
   return info.make(Options(part, info.options), Inner{});
 }

@@ -31,7 +31,7 @@ TEST(Auto, WhatLeavesTooMuchOutIsGivenUp) {
     EXPECT_TRUE(std::is_sorted(changes.begin(), changes.end(),
                                [](const Change& a, const Change& b) { return a.step < b.step; }));
     for (const std::string part : {"power_sgd:rank=32:bits=8. Undisturbed, a step takes",
-                                   "so ecsq:step=0.1 in its place until step", "tried again"}) {
+                                   "so ecsq:step=0.1 in its place for", "tried again"}) {
       EXPECT_TRUE(std::any_of(changes.begin(), changes.end(), [&](const Change& one) {
         return one.reason.find(part) != std::string::npos;
       })) << part;
@@ -91,7 +91,7 @@ TEST(Auto, WhatTheGuardChangesIsNotTheNetworks) {
       for (int i = 0; i < kTrial + 12; ++i) step(16);
       for (int i = 0; i < 60; ++i) step(10'000);
       const Session& guarded = elsewhere ? second : first;
-      EXPECT_NE(guarded.explain().find("so ecsq:step=0.1 in its place until step"), std::string::npos)
+      EXPECT_NE(guarded.explain().find("so ecsq:step=0.1 in its place for"), std::string::npos)
           << guarded.explain();
       EXPECT_EQ(first.explain().find("candidates are tried again"), std::string::npos) << first.explain();
     });
@@ -107,7 +107,7 @@ TEST(Auto, WhatTheGuardDidInTheTrialIsNoReasonAfterwards) {
     ASSERT_EQ(training.system(), "half");
     training.run(12, 0.2);
     const std::string explained = training.session().explain();
-    EXPECT_NE(explained.find("so ecsq:step=0.1 in its place until step"), std::string::npos) << explained;
+    EXPECT_NE(explained.find("so ecsq:step=0.1 in its place for"), std::string::npos) << explained;
     EXPECT_EQ(explained.find("since the guard changed"), std::string::npos) << explained;
     // Its fourth step in a row is measured, and the fifth one goes by codes: the last of four that count.
     EXPECT_NE(explained.find(" with power_sgd:rank=32:bits=8 (with ecsq:step=0.1 in 1 of 4 steps). Of those"),

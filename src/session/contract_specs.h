@@ -142,7 +142,7 @@ inline const std::vector<TestedSpec> kTestedSpecs = {
     {"whole+momentum+ef_signsgd"},
     {"demo"},
     {"demo:chunk=10:top=7:momentum=0.5:sign=off"},
-    {"whole+demo:chunk=128:top=9000:feedback=off"},
+    {"whole+demo:chunk=128:top=9000:sign=off:feedback=off"},
     {"one_bit_adam:freeze=2"},
     {"one_bit_adam:freeze=1:beta1=0.5:norm=l1"},
     {"zero_one_adam:kappa=1"},

@@ -99,7 +99,7 @@ TEST(Guard, TakesTheOtherSystemAfterALargeErrorAndTriesAgainMoreSeldom) {
     EXPECT_EQ(change.reason.substr(0, expected.size()), expected);
   }
   EXPECT_TRUE(guarded.changes[4].reason.ends_with(
-      " times the batches' noise, more than 0.50, so dense in its place until step 68"));
+      " times the batches' noise, more than 0.50, so dense in its place for 32 steps"));
   EXPECT_EQ(guarded.explained, to_text(guarded.changes)) << "the last measurement is the last change";
 }
 
@@ -309,6 +309,17 @@ TEST(Guard, ARestartChangesNothing) {
   }
 }
 
+/// The guard counts its steps from the end of the warm-up on. What it tells counts all.
+TEST(Guard, BehindAWarmUpItTellsTheStepsOfTheTraining) {
+  const Trace alone = train("guard:every=8+top_k:ratio=0.01+zen", 40);
+  const Trace warmed = train("warm_up:steps=5+guard:every=8+top_k:ratio=0.01+zen", 45);
+  ASSERT_EQ(warmed.changes.size(), alone.changes.size());
+  for (std::size_t i = 0; i < alone.changes.size(); ++i) {
+    EXPECT_EQ(warmed.changes[i].step, alone.changes[i].step + 5);
+  }
+  EXPECT_EQ(warmed.explained, to_text(warmed.changes));
+}
+
 TEST(Guard, RefusesWhatCannotBeCompared) {
   run_in_process(1, [&](Communicator& communicator) {
     const std::vector<std::pair<std::string, std::string>> refused = {
@@ -323,8 +334,7 @@ TEST(Guard, RefusesWhatCannotBeCompared) {
         {"guard:with=demo+casq", "take another system"},
         {"guard:with=sketched_sgd/momentum=0.9/lr_after=on+casq", "set its momentum=0"},
         {"top_k:ratio=0.1+guard+zen", "put guard in front"},
-        {"warm_up+guard+casq", "put guard in front"},
-        {"warm_up:with=sketched_sgd/momentum=0.9+casq", "keeps a state of its own"},
+        {"guard:with=power_sgd+casq", "keeps a state of its own; give one of s2_reducer, dense, "},
     };
     for (const auto& [spec, words] : refused) {
       try {
@@ -334,9 +344,9 @@ TEST(Guard, RefusesWhatCannotBeCompared) {
         EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << spec << ": " << error.what();
       }
     }
-    for (const std::string accepted :
-         {"mc:momentum=0.5+guard+top_k:ratio=0.1+zen", "momentum+guard+casq",
-          "guard+sketched_sgd:lr_after=on", "guard+marsit", "decay+guard+casq", "guard+warm_up+casq"}) {
+    for (const std::string accepted : {"mc:momentum=0.5+guard+top_k:ratio=0.1+zen", "momentum+guard+casq",
+                                       "guard+sketched_sgd:lr_after=on", "guard+marsit", "decay+guard+casq",
+                                       "guard+warm_up+casq", "warm_up+guard+casq"}) {
       EXPECT_NO_THROW(Session(accepted, communicator)) << accepted;
     }
   });

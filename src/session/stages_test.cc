@@ -260,6 +260,22 @@ TEST(WarmUp, RefusesSystemsThatItCannotRun) {
   };
   EXPECT_NE(complaint("warm_up:with=power_sgd+casq").find("keeps a state of its own"), std::string::npos);
   EXPECT_NE(complaint("warm_up:with=top_k+casq").find("is a stage"), std::string::npos);
+  for (const char* momentum : {"warm_up:with=demo+casq", "warm_up:with=sketched_sgd/momentum=0.9+casq"}) {
+    const std::string told = complaint(momentum);
+    EXPECT_NE(told.find("has a momentum of its own"), std::string::npos) << told;
+    const std::string list = told.substr(told.find("give one of"));
+    EXPECT_NE(list.find("sketched_sgd"), std::string::npos) << told;
+    EXPECT_EQ(list.find("demo"), std::string::npos) << told;
+  }
+  const std::string compared = complaint("guard:with=alq+casq");
+  EXPECT_NE(compared.find("give one of"), std::string::npos) << compared;
+  EXPECT_EQ(compared.find("sketched_sgd"), std::string::npos) << compared;
+  for (const char* beside : {"whole+demo", "warm_up+demo", "clip+whole+demo:top=3"}) {
+    EXPECT_NE(complaint(beside).find("would deliver means beside signs"), std::string::npos) << beside;
+  }
+  EXPECT_EQ(complaint("whole+demo:sign=off"), "");
+  EXPECT_EQ(complaint("warm_up+demo:sign=off:momentum=1"), "");
+  EXPECT_EQ(complaint("clip+demo"), "");
   EXPECT_NE(complaint("warm_up:with=nothing+casq").find("no system is called 'nothing'"), std::string::npos);
   EXPECT_NE(complaint("warm_up:with=blocks:bits=4+casq").find("follow a slash, as in with=qsgd/bits=4"),
             std::string::npos);

@@ -282,8 +282,8 @@ class Guard final : public Forwarding {
   }
 
   Change told(const OfBucket& one) const {
-    const std::string reason = one.fails ? found(one.error) + ", so " + other_name_ +
-                                               " in its place until step " + std::to_string(one.begin)
+    const std::string reason = one.fails ? found(one.error) + ", so " + other_name_ + " in its place for " +
+                                               std::to_string(one.begin - one.failed - 1) + " steps"
                                          : "tried again " + std::to_string(one.begin - one.failed - 1) +
                                                " steps after it was given up for " + other_name_;
     return {one.step, "guard: bucket " + label_of(one.bucket) + ": " + reason};
@@ -339,7 +339,8 @@ std::vector<Change> Guard::explanation() const {
     if (own.error < 0 || is_told) return;
     std::string line = "guard: bucket " + label_of(bucket) + ": " + found(own.error);
     if (own.begin > own.measured)
-      line += ", so " + other_name_ + " in its place until step " + std::to_string(own.begin);
+      line += ", so " + other_name_ + " in its place for " + std::to_string(own.begin - own.measured - 1) +
+              " steps";
     if (own.failures > 0) {
       line +=
           ", given up " + std::to_string(own.failures) + (own.failures == 1 ? " time" : " times") + " so far";

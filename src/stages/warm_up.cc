@@ -16,6 +16,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "stages/forwarding.h"
 #include "stages/stages.h"
@@ -48,6 +49,10 @@ class WarmUp final : public Forwarding {
     inner().require_world(world_size);
   }
 
+  // The system behind counts from the end of the warm-up on, and whoever reads this does not.
+  std::vector<Change> changes() const override { return in_training(inner().changes()); }
+  std::vector<Change> explanation() const override { return in_training(inner().explanation()); }
+
   bool freezes_variance(std::uint64_t step) const override {
     return step >= steps_ && inner().freezes_variance(step - steps_);
   }
@@ -73,6 +78,11 @@ class WarmUp final : public Forwarding {
     std::uint64_t by_;
   };
 
+  std::vector<Change> in_training(std::vector<Change> all) const {
+    for (Change& one : all) one.step += steps_;
+    return all;
+  }
+
   std::uint64_t steps_;
   std::string first_name_;
   std::unique_ptr<Synchronizer> first_;
@@ -87,7 +97,7 @@ SystemInfo warm_up_info() {
   info.paper = "Lin et al., Deep Gradient Compression, ICLR 2018, section 3.3";
   info.formula = "those of the system that runs in the step";
   info.stage = true;
-  info.renumbers_steps = true;
+  info.goes_around = true;
   info.options = {{"steps", "100", "steps of training before the system behind takes over"},
                   {"with", "dense", "the system of these steps, without state; its options behind '/'"}};
   info.other_option = "with";

@@ -159,6 +159,7 @@ SystemInfo whole_info() {
       {"vectors", "on", "choose parameters of one dimension: norms and biases"},
       {"below", "0", "choose parameters of fewer elements than this"},
       {"names", "-", "choose parameters by name: patterns separated by |, in which * is any text; -: none"}};
+  info.goes_around = true;
   info.idle_options = [](const Options& options, const std::vector<std::string>& names) {
     std::vector<std::string> idle;
     for (const std::string& pattern : NamePatterns(options.text("names")).unmatched(names)) {
