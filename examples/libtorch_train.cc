@@ -239,6 +239,12 @@ void train(const Options& options) {
     layout.push_back({parameter.key(), elements, static_cast<std::size_t>(parameter.value().size(0))});
   }
   const auto bucket = session.add_bucket(layout);
+  std::vector<std::string> names;
+  for (const auto& parameter : layout) names.push_back(parameter.name);
+  if (communicator->rank() == 0) {
+    for (const auto& line : thinwire::builtin_registry().idle_options(options.spec, names))
+      std::fprintf(stderr, "%s\n", line.c_str());
+  }
   session.start();  // compares the configurations of all ranks
 
   std::vector<float> gradients;

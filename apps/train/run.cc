@@ -111,6 +111,7 @@ void check_momentum(const Options& options) {
   const bool adam = options.optimizer == OptimizerKind::adamw;
   const double own = adam ? std::get<0>(torch::optim::AdamWOptions().betas()) : options.momentum;
   for (const auto& spec : options.specs) {
+    HeldVariance::require_variance(options.optimizer, spec);
     for (const MomentumNeed& need : builtin_registry().momentum_needs(spec)) {
       if (!need.option.empty() && std::abs(own - need.value) > 1e-6) {
         throw std::invalid_argument(
@@ -266,10 +267,7 @@ void write_plot(const std::vector<RunResult>& results, const Options& options) {
 
 void run(const Options& options) {
   check_numbers(options);
-  for (const auto& spec : options.specs) {
-    builtin_registry().canonical(spec);
-    HeldVariance::require_variance(options.optimizer, spec);
-  }
+  for (const auto& spec : options.specs) builtin_registry().canonical(spec);
   input_of(options.model);  // says which ones are known
   apps::require_writable(options.json);
   apps::require_picture(options.plot);

@@ -11,7 +11,9 @@
 #include <memory>
 #include <optional>
 #include <stdexcept>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "apps/train/agreement.h"
 #include "apps/train/checkpoint.h"
@@ -79,6 +81,7 @@ class Worker {
   /// frozen: whether Adam's variance has to stand still in this step.
   bool synchronize(Costs& costs, bool& frozen);
   void note_residuals();
+  void note_idle_options();
   void finish(std::uint64_t epoch, const Tally& tally, Clock::time_point start);
 
   const Job& job_;
@@ -129,6 +132,14 @@ Worker::Worker(const Job& job, Communicator& communicator, Progress* progress)
   result_.parameters = count_parameters(*model_);
 }
 
+/// As where the stage whole names parameters that this model has not.
+void Worker::note_idle_options() {
+  if (!progress_) return;
+  std::vector<std::string> names;
+  for (const auto& parameter : model_->named_parameters()) names.push_back(parameter.key());
+  for (const std::string& line : builtin_registry().idle_options(job_.spec, names)) progress_->note(line);
+}
+
 RunResult Worker::run() {
   session_.start();
   broadcast_model(*model_, communicator_);
@@ -138,6 +149,7 @@ RunResult Worker::run() {
   const std::uint64_t stop =
       options_.stop_after > 0 ? std::min(all, first + static_cast<std::uint64_t>(options_.stop_after)) : all;
   if (progress_) progress_->begin(title(job_.spec, options_), all, steps_, first * steps_);
+  note_idle_options();
   for (std::uint64_t epoch = first; epoch < stop; ++epoch) {
     if (!train_epoch(epoch)) break;
     if (!job_.checkpoint.empty()) save(epoch + 1);

@@ -59,8 +59,10 @@ class Options {
   /// The text as given, or the default's.
   std::string text(std::string_view name) const;
 
- private:
+  /// Throws std::invalid_argument: the option has this value, and must be what is wanted.
   [[noreturn]] void refuse(std::string_view name, const std::string& wanted) const;
+
+ private:
   std::string system_;
   std::vector<std::pair<std::string, std::string>> values_;
 };

@@ -273,6 +273,19 @@ class Handle(StepsOfHook):
         for line in _C.idle_options(spec, [name for name, _ in self._in_buckets(model)]):
             warnings.warn(line, stacklevel=5)
 
+    def _warn_of_other_optimizers(self, optimizer: torch.optim.Optimizer, shown: str) -> None:
+        model = self._model()
+        if self._rank != 0 or model is None or self._variance_is_held:
+            return
+        named = (named_parameters(model) if isinstance(model, DistributedDataParallel)
+                 else model.named_parameters())
+        missing = variance.missing_parameters(optimizer, model, named)
+        if missing:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            warnings.warn(f"spec {shown!r} freezes the variance of the Adam that was given, which has not "
+                          f"{missing[0]!r}{more}: another optimizer would take what is delivered for gradients. "
+                          "Give one Adam that moves all parameters", stacklevel=5)
+
     def _fit_to_optimizer(self, spec: str) -> None:
         """Sees to it that the optimizer asks whether its variance is frozen, where ``spec`` freezes it.
         ValueError where it has none, where its momentum is not the spec's,
@@ -290,6 +303,8 @@ class Handle(StepsOfHook):
         freezes = _C.freezes_variance(spec)
         optimizer = (variance.require_adam(self._optimizer, self._model(), shown) if freezes
                      else self._optimizer)
+        if freezes and optimizer is not None:
+            self._warn_of_other_optimizers(optimizer, shown)
         needs = _C.momentum_needs(spec)
         # A schedule may have changed the optimizer's meanwhile, and what runs goes on.
         if optimizer is not None and needs != self._momentum_needs:

@@ -50,6 +50,17 @@ def require_parameters(optimizer: torch.optim.Optimizer, model: Optional[torch.n
                      f"was given has none of this model's parameters: give the one that moves them{remedy}")
 
 
+def missing_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module,
+                       named: Iterable[Tuple[str, torch.Tensor]]) -> List[str]:
+    """named: what is synchronized, by name. Names of what is trained of it, and is not the optimizer's. Tables whose gradients are rows
+    are left out: they have an optimizer of their own, and their means are exact."""
+    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    tables = {id(parameter) for module in model.modules() if getattr(module, "sparse", False) is True
+              for parameter in module.parameters(recurse=False)}
+    return [name for name, parameter in named
+            if parameter.requires_grad and id(parameter) not in own and id(parameter) not in tables]
+
+
 def require_momentum(optimizer: torch.optim.Optimizer, model: Optional[torch.nn.Module],
                      needs: Iterable[Tuple[str, str, float]], spec: str) -> None:
     """Raises ValueError unless the optimizer's momentum, or Adam's beta1,

@@ -180,7 +180,21 @@ TEST(Quantizers, FloatsOrCodesAreNamedWhereNeitherIsGiven) {
       builtin_registry().make(spec);
       ADD_FAILURE() << spec;
     } catch (const std::invalid_argument& error) {
-      EXPECT_NE(std::string(error.what()).find("give 32 for floats, or 2 to 8 for codes"), std::string::npos)
+      const std::string system = spec.substr(0, spec.find(':'));
+      EXPECT_EQ(error.what(), system + ": " + spec.substr(system.size() + 1) +
+                                  " must be 32 for floats, or 2 to 8 for codes");
+    }
+  }
+}
+
+TEST(Quantizers, ElementsThatShareAScaleAreAMultipleOf128) {
+  for (const std::string spec : {"blocks:block=7", "qsgd:chunk=100", "power_sgd:bits=8:block=129"}) {
+    try {
+      builtin_registry().make(spec);
+      ADD_FAILURE() << spec;
+    } catch (const std::invalid_argument& error) {
+      EXPECT_NE(std::string(error.what()).find(" must be a multiple of 128 up to 4294967296"),
+                std::string::npos)
           << error.what();
     }
   }

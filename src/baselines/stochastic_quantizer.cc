@@ -128,11 +128,10 @@ static std::size_t read_bits(const Options& options) {
 /// Elements that share a scale.
 static std::size_t read_run(const Options& options, const std::string& name) {
   constexpr std::size_t kUnit = QuantizationScales::kAlignment;
-  const std::int64_t elements = options.integer(name, 0, std::int64_t{1} << 32);
-  if (elements > 0 && elements % static_cast<std::int64_t>(kUnit) == 0)
-    return static_cast<std::size_t>(elements);
-  throw std::invalid_argument(name + "=" + std::to_string(elements) + ": give a multiple of " +
-                              std::to_string(kUnit));
+  constexpr std::int64_t kMost = std::int64_t{1} << 32;
+  const std::int64_t elements = options.integer(name, 1, kMost);
+  if (elements % static_cast<std::int64_t>(kUnit) == 0) return static_cast<std::size_t>(elements);
+  options.refuse(name, "a multiple of " + std::to_string(kUnit) + " up to " + std::to_string(kMost));
 }
 
 BlockCodes read_block_codes(const Options& options) {
@@ -144,9 +143,8 @@ std::optional<BlockCodes> read_codes_or_floats(const Options& options) {
   const auto bits = static_cast<std::size_t>(options.integer("bits", 0, 1'000'000));
   if (bits == 32) return {};
   if (bits < QuantizationLevels::kLeastBits || bits > QuantizationLevels::kMostBits) {
-    throw std::invalid_argument("bits=" + std::to_string(bits) + ": give 32 for floats, or " +
-                                std::to_string(QuantizationLevels::kLeastBits) + " to " +
-                                std::to_string(QuantizationLevels::kMostBits) + " for codes");
+    options.refuse("bits", "32 for floats, or " + std::to_string(QuantizationLevels::kLeastBits) + " to " +
+                               std::to_string(QuantizationLevels::kMostBits) + " for codes");
   }
   return read_block_codes(options);
 }

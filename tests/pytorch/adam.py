@@ -292,6 +292,23 @@ def an_optimizer_of_other_parameters_is_refused():
                   lambda: thinwire.register(wrap(Net), "casq", torch.optim.AdamW(other.parameters())))
 
 
+def an_optimizer_of_a_part_of_the_model_is_told():
+    """The others' variance would go on, by the squares of what is no gradient."""
+    model = wrap(Net)
+    names = [name for name, _ in model.module.named_parameters()]
+    parameters = list(model.parameters())
+    for part, told_of in ((parameters[1:], f"which has not '{names[0]}':"),
+                          (parameters[:1], f"which has not '{names[1]}' and {len(names) - 2} more:"),
+                          (parameters, None)):
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            handle = register(model, "one_bit_adam:freeze=2", optimizer=torch.optim.AdamW(part))
+        handle.close()
+        found = [str(one.message) for one in told if "which has not" in str(one.message)]
+        assert len(found) == (1 if told_of and RANK == 0 else 0), (RANK, found)
+        assert all(told_of in one for one in found), found
+
+
 def an_optimizer_that_was_made_anew_is_noticed():
     model = wrap(Net)
     handle = register(model, "one_bit_adam:freeze=2", optimizer=torch.optim.AdamW(model.parameters()))
@@ -380,6 +397,7 @@ def signs_are_refused_under_a_loss_scale():
 
 ADAM = [a_closure_comes_before_the_question, a_rate_of_zero_loses_nothing,
         a_framework_that_clips_or_puts_its_step_back_is_refused, an_optimizer_is_held_for_one_model,
-        an_optimizer_of_other_parameters_is_refused, an_optimizer_that_was_made_anew_is_noticed,
+        an_optimizer_of_other_parameters_is_refused, an_optimizer_of_a_part_of_the_model_is_told,
+        an_optimizer_that_was_made_anew_is_noticed,
         signs_are_refused_under_a_loss_scale, the_variance_stands_still, adams_momentum_is_what_travelled,
         resumes_with_its_optimizer, an_adam_is_needed, the_optimizers_momentum_is_the_specs]
