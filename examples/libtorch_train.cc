@@ -218,6 +218,14 @@ void scatter(std::vector<float>& mean, const torch::nn::Module& model) {
   }
 }
 
+/// As where the stage whole names parameters that this model has not.
+void tell_idle_options(const std::string& spec, const thinwire::BucketLayout& layout) {
+  std::vector<std::string> names;
+  for (const auto& parameter : layout) names.push_back(parameter.name);
+  for (const auto& line : thinwire::builtin_registry().idle_options(spec, names))
+    std::fprintf(stderr, "%s\n", line.c_str());
+}
+
 void train(const Options& options) {
   torch::set_num_threads(1);
   // RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun and `thinwire launch` set them.
@@ -239,12 +247,7 @@ void train(const Options& options) {
     layout.push_back({parameter.key(), elements, static_cast<std::size_t>(parameter.value().size(0))});
   }
   const auto bucket = session.add_bucket(layout);
-  std::vector<std::string> names;
-  for (const auto& parameter : layout) names.push_back(parameter.name);
-  if (communicator->rank() == 0) {
-    for (const auto& line : thinwire::builtin_registry().idle_options(options.spec, names))
-      std::fprintf(stderr, "%s\n", line.c_str());
-  }
+  if (communicator->rank() == 0) tell_idle_options(options.spec, layout);
   session.start();  // compares the configurations of all ranks
 
   std::vector<float> gradients;

@@ -274,6 +274,7 @@ class Handle(StepsOfHook):
             warnings.warn(line, stacklevel=5)
 
     def _warn_of_other_optimizers(self, optimizer: torch.optim.Optimizer, shown: str) -> None:
+        """Of parameters that the Adam lacks whose variance ``shown`` freezes."""
         model = self._model()
         if self._rank != 0 or model is None or self._variance_is_held:
             return
@@ -283,8 +284,8 @@ class Handle(StepsOfHook):
         if missing:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             warnings.warn(f"spec {shown!r} freezes the variance of the Adam that was given, which has not "
-                          f"{missing[0]!r}{more}: another optimizer would take what is delivered for gradients. "
-                          "Give one Adam that moves all parameters", stacklevel=5)
+                          f"{missing[0]!r}{more}: another optimizer would take what is delivered for "
+                          "gradients. Give one Adam that moves all parameters", stacklevel=5)
 
     def _fit_to_optimizer(self, spec: str) -> None:
         """Sees to it that the optimizer asks whether its variance is frozen, where ``spec`` freezes it.

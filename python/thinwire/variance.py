@@ -52,8 +52,8 @@ def require_parameters(optimizer: torch.optim.Optimizer, model: Optional[torch.n
 
 def missing_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module,
                        named: Iterable[Tuple[str, torch.Tensor]]) -> List[str]:
-    """named: what is synchronized, by name. Names of what is trained of it, and is not the optimizer's. Tables whose gradients are rows
-    are left out: they have an optimizer of their own, and their means are exact."""
+    """Names of what is trained and is not the optimizer's. named: what is synchronized, by name.
+    Tables whose gradients are rows are left out: they have an optimizer of their own, and exact means."""
     own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     tables = {id(parameter) for module in model.modules() if getattr(module, "sparse", False) is True
               for parameter in module.parameters(recurse=False)}
