@@ -1,19 +1,21 @@
 """Which specs each setting of run.py is trained with: the systems as they come,
-and what the runs have shown to be better."""
+and what the runs have shown to be better. Behind a blank stand options of `thinwire train`."""
 
 AS_THEY_COME = [
-    "dense", "half", "casq:bits=4", "casq", "casq:topology=all_gather", "power_sgd:rank=16", "power_sgd:rank=4", "qsgd:bits=4",
-    "top_k:ratio=0.05+zen", "top_k:ratio=0.01+zen", "sketched_sgd", "ef_signsgd", "marsit:full_every=100",
+    "dense", "half", "casq:bits=4", "casq", "casq:topology=all_gather", "power_sgd:rank=16", "power_sgd:rank=4",
+    "qsgd:bits=4", "top_k:ratio=0.05+zen", "top_k:ratio=0.01+zen", "sketched_sgd", "ef_signsgd",
+    "marsit:full_every=100",
 ]
 
 # For matrices under AdamW: a tenth, a 25th and an 80th of dense's bytes with 4 ranks.
 LOW_RANK_IN_CODES = ["power_sgd:rank=32:bits=8", "power_sgd:rank=15:bits=8", "power_sgd:rank=7:bits=4"]
-# About as many bytes as the former two, with a beginning in which every element travels in 4 bits.
-BEGUN_IN_CODES = ["warm_up:steps=30:with=blocks/bits=4/block=128+power_sgd:rank=29:bits=8",
-                  "warm_up:steps=30:with=blocks/bits=4/block=128+power_sgd:rank=12:bits=8"]
-CELLS_BEGUN_IN_CODES = ["warm_up:steps=50:with=blocks/bits=4/block=128+casq:bits=3"]  # a ninth
-BEGUN_BRIEFLY = ["warm_up:steps=15:with=blocks/bits=4/block=128+power_sgd:rank=5:bits=4"]  # an 80th
-# About as many bytes as the latter two, with more rank and fewer bits.
+# About as many bytes, with a beginning in which every element travels in 4 bits.
+CODES_FIRST = "warm_up:steps=30:with=blocks/bits=4/block=128+"
+LOW_RANK_AFTER_CODES = [
+    CODES_FIRST + "power_sgd:rank=29:bits=8", CODES_FIRST + "power_sgd:rank=12:bits=8",
+    "warm_up:steps=15:with=blocks/bits=4/block=128+power_sgd:rank=5:bits=4",
+]
+# About as many bytes as the latter two of low rank, with more rank and fewer bits.
 MORE_RANK = ["power_sgd:rank=28:bits=4", "power_sgd:rank=9:bits=3"]
 # As many bytes as those, by one factor of twice the rank in a step.
 ONE_FACTOR = ["acp_sgd:rank=64:bits=8", "acp_sgd:rank=32:bits=8", "acp_sgd:rank=18:bits=4"]
@@ -21,68 +23,108 @@ IN_BLOCKS = ["blocks:bits=8", "blocks:bits=4:block=128", "blocks:bits=3:block=12
 
 # Equal steps in an entropy code: each block's own, one for all of an owner's part, and between.
 ENTROPY_CODED = ["ecsq", "ecsq:local=0"]
-MORE_ENTROPY_CODED = ["ecsq:step=0.1", "ecsq:step=0.2", "ecsq:local=0.5", "ecsq:local=0.75", "warm_up:steps=50:with=ecsq/step=0.2+ecsq"]
+OTHER_STEPS = [
+    "ecsq:step=0.1", "ecsq:step=0.2", "ecsq:local=0.5", "ecsq:local=0.75",
+    "warm_up:steps=50:with=ecsq/step=0.2+ecsq",
+]
 
-# What auto chooses, and what it may choose on a link that is slow.
-CHOSEN = ["auto:link=100Mbit:50us", "auto:link=100Mbit:50us:budget=0.75", "half:feedback=on", "half:format=bf16:feedback=on"]
+# What auto chooses on a slow link, and what it may choose.
+AUTO = "auto:link=100Mbit:50us"
+AUTO_WITH_MORE_BUDGET = "auto:link=100Mbit:50us:budget=0.75"
+HALF = ["half:feedback=on", "half:format=bf16:feedback=on"]
 
 # Whether a milder beginning, exact vectors, a residual that fades or a gathered mean bring the loss back.
+BEGUN_IN_CODES = "warm_up:steps=50:with=blocks/bits=4/block=128+"
 REMEDIES = [
-    "warm_up:steps=50+casq:bits=4", "warm_up:steps=50:with=blocks/bits=4/block=128+casq:bits=4", "warm_up:steps=50+top_k:ratio=0.05+zen", "warm_up:steps=50+casq",
-    "warm_up:steps=50+whole+casq", "warm_up:steps=50+casq:topology=all_gather",
+    "warm_up:steps=50+casq:bits=4", BEGUN_IN_CODES + "casq:bits=4", "warm_up:steps=50+top_k:ratio=0.05+zen",
+    "warm_up:steps=50+casq", "warm_up:steps=50+whole+casq", "warm_up:steps=50+casq:topology=all_gather",
     "warm_up:steps=30+top_k:ratio=0.01:ramp_steps=60+zen", "decay:factor=0.99+top_k:ratio=0.01+zen",
 ]
-GUARDED = [f"guard:noise=0.75+{spec}" for spec in ("casq", "casq:bits=4", "power_sgd:rank=7:bits=4", "power_sgd:rank=32:bits=8")]
+# The same beginning for the systems that lose most as they come.
+BEGUN_WITHOUT_SIGNS = [BEGUN_IN_CODES + system for system in (
+    "marsit:full_every=100", "marsit:full_every=8", "ef_signsgd", "sketched_sgd")]
+GUARDED = [f"guard:noise=0.75+{spec}" for spec in (
+    "casq", "casq:bits=4", "power_sgd:rank=7:bits=4", "power_sgd:rank=32:bits=8")]
 
 # Those that are made for Adam. They do not bear that their mean is clipped.
 MADE_FOR_ADAM = [
-    "dense --clip 0", "one_bit_adam:freeze=100 --clip 0", "zero_one_adam --clip 0", "warm_up:steps=50+zero_one_adam --clip 0",
-    "demo --optimizer sgd --lr 0.001 --clip 0",
+    "dense --clip 0", "one_bit_adam:freeze=100 --clip 0", "zero_one_adam --clip 0",
+    "warm_up:steps=50+zero_one_adam --clip 0", "demo --optimizer sgd --lr 0.001 --clip 0",
 ]
 # Whether clipping is what goes wrong: each worker clips its own gradient, and the mean is not clipped.
 CLIPPED_FIRST = [f"clip+{spec} --clip 0" for spec in (
-    "dense", "casq", "casq:bits=4", "top_k:ratio=0.05+zen", "top_k:ratio=0.01+zen", "power_sgd:rank=7:bits=4", "sketched_sgd",
-    "momentum+casq:bits=4", "one_bit_adam:freeze=100", "warm_up:steps=50+casq", "warm_up:steps=50+top_k:ratio=0.05+zen")]
-# Adam's momentum in one bit per element, after a beginning in which every element travels in 4 bits.
-SIGNS_OF_MOMENTUM = [f"clip+warm_up:steps={steps}:with=blocks/bits=4/block=128+one_bit_adam:freeze=1 --clip 0" for steps in (99, 39)]
+    "dense", "casq", "casq:bits=4", "top_k:ratio=0.05+zen", "top_k:ratio=0.01+zen", "power_sgd:rank=7:bits=4",
+    "sketched_sgd", "momentum+casq:bits=4", "one_bit_adam:freeze=50", "one_bit_adam:freeze=100",
+    "warm_up:steps=50+casq", "warm_up:steps=50+top_k:ratio=0.05+zen", BEGUN_IN_CODES + "marsit:full_every=8",
+    BEGUN_IN_CODES + "ef_signsgd")]
 # Whether a worker's own gradient wants a larger limit than the mean: sqrt(W) times as much.
-CLIPPED_AT_2 = ["clip:norm=2+warm_up:steps=99:with=blocks/bits=4/block=128+one_bit_adam:freeze=1 --clip 0"]
 CLIPPED_ALONE = ["clip+dense --clip 0", "clip:norm=2+dense --clip 0"]
-MORE_SIGNS_OF_MOMENTUM = ["clip+one_bit_adam:freeze=50 --clip 0", "clip+warm_up:steps=249:with=blocks/bits=4/block=128+one_bit_adam:freeze=1 --clip 0"]
+
+
+def signs_of_momentum(steps: int, clip: str = "clip") -> str:
+    """Adam's momentum in one bit per element, after so many steps in which every element travels in 4."""
+    return f"{clip}+warm_up:steps={steps}:with=blocks/bits=4/block=128+one_bit_adam:freeze=1 --clip 0"
+
+
 # Whether one ratio for all layers, or the words' table, is what top-k loses by. Each parameter is a bucket.
-BY_LAYER = ["top_k:ratio=0.05+zen --bucket-mb 0.001", "whole:names=words.*+top_k:ratio=0.05+zen", "decay:factor=0.999+top_k:ratio=0.01+zen"]
-# Full steps by the residual's length in place of a count.
-MARSIT_BY_RESIDUAL = ["marsit:full_every=0:full_above=1", "marsit:full_every=0:eta_factor=3:full_above=2"]
-MARSIT_WITH_ADAM = ["marsit:full_every=8", "marsit:full_every=2:eta_factor=1 --local-steps 4"]
+BY_LAYER = [
+    "top_k:ratio=0.05+zen --bucket-mb 0.001", "whole:names=words.*+top_k:ratio=0.05+zen",
+    "decay:factor=0.999+top_k:ratio=0.01+zen",
+]
+MARSIT_WITH_ADAM = [
+    "marsit:full_every=8", "marsit:full_every=2:eta_factor=1 --local-steps 4",
+    # Full steps by the residual's length in place of a count.
+    "marsit:full_every=0:full_above=1", "marsit:full_every=0:eta_factor=3:full_above=2",
+]
+# Momentum before what is sent, with the optimizer's off.
+MOMENTUM_INSIDE = ["momentum+marsit:full_every=100 --momentum 0"]
 
 # With momentum: each paper's system with the stages or options that keep the accuracy.
 WITH_MOMENTUM = [
-    "power_sgd:rank=32:bits=8", "power_sgd:rank=16:bits=8", "blocks:bits=8", "warm_up:steps=50+top_k:ratio=0.05+zen",
-    "warm_up:steps=50+top_k:ratio=0.05+s2_reducer:lambda=exact", "warm_up:steps=50+casq:bits=4",
-    "sketched_sgd:ratio=0.05:p=4:columns_ratio=0.05", "marsit:full_every=2", "warm_up:steps=50+top_k:ratio=0.01+zen",
-    "warm_up:steps=50+top_k:ratio=0.01+s2_reducer:lambda=exact",
+    "power_sgd:rank=32:bits=8", "power_sgd:rank=16:bits=8", "blocks:bits=8",
+    "warm_up:steps=50+top_k:ratio=0.05+zen", "warm_up:steps=50+top_k:ratio=0.05+s2_reducer:lambda=exact",
+    "warm_up:steps=50+casq:bits=4", "sketched_sgd:ratio=0.05:p=4:columns_ratio=0.05", "marsit:full_every=2",
+    "warm_up:steps=50+top_k:ratio=0.01+zen", "warm_up:steps=50+top_k:ratio=0.01+s2_reducer:lambda=exact",
 ]
 
 # The optimizer of each worker inside, as Marsit's paper has it.
 LOCAL_STEPS = [
-    "dense", "dense --local-steps 1", "dense --local-steps 4", "dense --local-steps 4 --outer-rate 1.5", "marsit:full_every=8",
-    "marsit:full_every=8:eta_factor=1 --local-steps 1", "marsit:full_every=8:eta_factor=3 --local-steps 1",
-    "marsit:full_every=8 --local-steps 1",
+    "dense", "dense --local-steps 1", "dense --local-steps 4", "dense --local-steps 4 --outer-rate 1.5",
+    "marsit:full_every=8", "marsit:full_every=8:eta_factor=1 --local-steps 1",
+    "marsit:full_every=8:eta_factor=3 --local-steps 1", "marsit:full_every=8 --local-steps 1",
     "marsit:full_every=2:eta_factor=1 --local-steps 4",
 ] + [f"{spec} --local-steps 4" for spec in (
     # Those of its table of BERT, after 50 synchronizations.
-    "signsgd", "ef_signsgd:topology=ring", "ssdm:topology=ring", "marsit:full_every=25", "marsit:full_every=50", "marsit:full_every=0")]
+    "signsgd", "ef_signsgd:topology=ring", "ssdm:topology=ring", "marsit:full_every=25", "marsit:full_every=50",
+    "marsit:full_every=0")]
 
 RECIPES = {
-    "transformer-kjv": AS_THEY_COME + LOW_RANK_IN_CODES + CELLS_BEGUN_IN_CODES + BEGUN_IN_CODES + BEGUN_BRIEFLY + MORE_RANK + ONE_FACTOR + IN_BLOCKS + CHOSEN + REMEDIES + GUARDED + MADE_FOR_ADAM + CLIPPED_FIRST + SIGNS_OF_MOMENTUM + MORE_SIGNS_OF_MOMENTUM[:1] + CLIPPED_AT_2 + MARSIT_WITH_ADAM + MARSIT_BY_RESIDUAL + BY_LAYER + ENTROPY_CODED + MORE_ENTROPY_CODED,
-    "transformer-wikitext2": AS_THEY_COME + LOW_RANK_IN_CODES + BEGUN_IN_CODES + BEGUN_BRIEFLY + IN_BLOCKS + SIGNS_OF_MOMENTUM[:1] + CLIPPED_AT_2 + GUARDED[-1:] + ENTROPY_CODED,
-    "transformer-markov": ["dense", "casq:bits=4", "blocks:bits=4:block=128", "auto:link=100Mbit:50us", "auto:link=100Mbit:50us:budget=0.75"] + CELLS_BEGUN_IN_CODES + LOW_RANK_IN_CODES + BEGUN_IN_CODES + BEGUN_BRIEFLY + SIGNS_OF_MOMENTUM[:1] + MORE_SIGNS_OF_MOMENTUM[1:] + CLIPPED_AT_2 + CLIPPED_ALONE + ENTROPY_CODED,
+    "transformer-kjv": (
+        AS_THEY_COME + LOW_RANK_IN_CODES + [BEGUN_IN_CODES + "casq:bits=3"] + LOW_RANK_AFTER_CODES + MORE_RANK
+        + ONE_FACTOR + IN_BLOCKS + [AUTO, AUTO_WITH_MORE_BUDGET] + HALF + REMEDIES + BEGUN_WITHOUT_SIGNS + GUARDED
+        + MADE_FOR_ADAM + CLIPPED_FIRST
+        + [signs_of_momentum(99), signs_of_momentum(39), signs_of_momentum(99, "clip:norm=2")]
+        + MARSIT_WITH_ADAM + BY_LAYER + ENTROPY_CODED + OTHER_STEPS),
+    "transformer-wikitext2": (
+        AS_THEY_COME + LOW_RANK_IN_CODES + LOW_RANK_AFTER_CODES + IN_BLOCKS + [AUTO] + CLIPPED_ALONE
+        + [signs_of_momentum(99), signs_of_momentum(99, "clip:norm=2")]
+        + ["guard:noise=0.75+power_sgd:rank=32:bits=8"] + ENTROPY_CODED),
+    "transformer-markov": (
+        ["dense", "casq:bits=4", "blocks:bits=4:block=128", AUTO, AUTO_WITH_MORE_BUDGET]
+        + [BEGUN_IN_CODES + "casq:bits=3"] + LOW_RANK_IN_CODES + LOW_RANK_AFTER_CODES + CLIPPED_ALONE
+        + [signs_of_momentum(99), signs_of_momentum(249), signs_of_momentum(99, "clip:norm=2")] + ENTROPY_CODED),
     "transformer-kjv-200": LOCAL_STEPS,
-    "transformer-kjv-2000": ["dense", "power_sgd:rank=32:bits=8", "power_sgd:rank=15:bits=8", "power_sgd:rank=7:bits=4", "auto:link=100Mbit:50us"] + BEGUN_BRIEFLY + SIGNS_OF_MOMENTUM,
-    "transformer-kjv-momentum": AS_THEY_COME + LOW_RANK_IN_CODES + ["auto:link=100Mbit:50us", "half:format=bf16:feedback=on"] + ENTROPY_CODED,
+    "transformer-kjv-2000": (
+        ["dense"] + LOW_RANK_IN_CODES + ["power_sgd:rank=40:bits=8", AUTO] + [signs_of_momentum(99)]),
+    "transformer-kjv-momentum": (
+        AS_THEY_COME + LOW_RANK_IN_CODES + [AUTO, "half:format=bf16:feedback=on"] + ENTROPY_CODED
+        + [BEGUN_IN_CODES + "marsit:full_every=8", BEGUN_IN_CODES + "ef_signsgd"] + MOMENTUM_INSIDE),
     "cnn-fashion": AS_THEY_COME + WITH_MOMENTUM,
     # At this rate and momentum one-bit systems diverge.
-    "cnn-fashion-1": ["dense", "marsit:full_every=100", "guard:noise=0.75+marsit:full_every=100", "ef_signsgd", "guard:noise=0.75+ef_signsgd"],
+    "cnn-fashion-1": ["dense"] + [f"{guard}{system}" for system in ("marsit:full_every=100", "ef_signsgd")
+                                  for guard in ("", "guard:noise=0.75+")],
+    "cnn-fashion-sgd": ["dense", "half:format=bf16:feedback=on", "casq:bits=4", "power_sgd:rank=32:bits=8", AUTO],
     "resnet20-cifar10": AS_THEY_COME + ["power_sgd:rank=12:bits=8", "power_sgd:rank=8:bits=4"] + WITH_MOMENTUM,
-    "lstm-kjv": ["dense", "rows=zen,dense=half", "rows=zen,dense=casq:bits=4", "rows=zen,dense=power_sgd:rank=16", "rows=zen,dense=casq"],
+    "lstm-kjv": ["dense"] + [f"rows=zen,dense={system}" for system in (
+        "half", "casq:bits=4", "power_sgd:rank=16", "casq", AUTO)],
 }

@@ -43,6 +43,8 @@ SETTINGS = {
         TRANSFORMER + ["--data", "text", "--optimizer", "sgd", "--lr", "0.1", "--momentum", "0.9", "--weight-decay", "0"], None),
     "cnn-fashion": (["--model", "cnn", "--epochs", "4", "--lr", "0.05"] + IMAGES, None),
     "cnn-fashion-1": (["--model", "cnn", "--epochs", "1", "--lr", "0.05"] + IMAGES, None),
+    # Plain SGD.
+    "cnn-fashion-sgd": (["--model", "cnn", "--epochs", "2", "--lr", "0.2"], None),
     # An epoch takes about two minutes on two cores.
     "resnet20-cifar10": (["--model", "resnet20", "--data", "cifar10:{}", "--epochs", "4", "--batch", "32", "--lr", "0.1"] + IMAGES,
                          "cifar10"),
