@@ -59,6 +59,27 @@ TEST(AutoDuel, AMilderOneThatSeemedSlowIsTaken) {
   });
 }
 
+/// Steps of dense take a tenth more than others, but for one of the two that the trial counts.
+TEST(AutoDuel, AMilderOneThatSeemedFastIsNotTaken) {
+  constexpr double kCompute = 0.01;
+  std::map<int, std::string> explained;
+  run_virtual(kWorkers, kFast, [&](VirtualCommunicator& communicator) {
+    Training training(communicator, "auto:settle=2:steps=2:interval=60");
+    std::ptrdiff_t fast = 0;
+    for (int i = 0; i < kTrial + kLongest; ++i) {
+      const bool dense = !training.used().empty() && training.system() == "dense";
+      const bool disturbed = dense && training.count("dense") != 2;
+      fast += dense && !disturbed ? 1 : 0;
+      training.run(1, disturbed ? 1.1 * kCompute : kCompute);
+    }
+    EXPECT_EQ(fast, 1);
+    EXPECT_EQ(training.system(), "half") << training.session().explain();
+    explained[communicator.rank()] = training.session().explain();
+  });
+  EXPECT_NE(explained[0].find("with dense (by 4 pairs of steps 1.1"), std::string::npos) << explained[0];
+  for (const auto& [rank, text] : explained) EXPECT_EQ(text, explained[0]) << rank;
+}
+
 /// Of each four steps one takes a tenth more, whoever has it.
 TEST(AutoDuel, WhereStepsVaryItTakesMoreOfThem) {
   for (const double compute : {kJustTooLong, kWithin}) {

@@ -337,6 +337,7 @@ class Auto final : public Synchronizer {
   std::uint64_t after_round(Step& step);
   void begin_trial();
   void end_trial(Step& step, const Seconds& seconds, double error);
+  std::optional<std::size_t> rival_in_doubt(std::size_t choice, const Seconds& seconds, double error) const;
   void begin_duel(std::size_t milder, std::size_t faster);
   std::pair<std::size_t, std::size_t> duelists() const;
   bool end_duel(Span<const Measured> ranks, Seconds& seconds);

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,9 @@ namespace {
 /// few steps are no proof. It is as large as what times may be wrong, within these.
 constexpr double kDoubtful = 0.05;
 constexpr double kMostDoubtful = 0.2;
+
+/// Where a candidate's own steps differ by less, a few of them are proof.
+constexpr double kSteady = 0.01;
 
 /// A candidate that takes so many times the fastest one's time after the first round has no second one.
 constexpr double kHopeless = 1.5;
@@ -159,6 +163,7 @@ void Auto::end_trial(Step& step, const Seconds& seconds, double error) {
     choice = may_do(with_dense(plan_.quarters)) ? with_dense(plan_.quarters) : plan_.base;
   }
   if (seconds[choice] > bound) return begin_duel(choice, faster);
+  if (const auto rival = rival_in_doubt(choice, seconds, error)) return begin_duel(choice, *rival);
   if (plan_.quarters != 0) {
     if (choice == plan_.base && try_with_dense(plan_.quarters - 1)) return;
     return choose(step, seconds, choice);
@@ -171,6 +176,19 @@ void Auto::end_trial(Step& step, const Seconds& seconds, double error) {
     if (try_with_dense(most)) return;
   }
   choose(step, seconds, choice);
+}
+
+/// The fastest of those that change more than the choice, where their steps vary so much that the choice may
+/// seem fast by chance: its few steps may be those that nothing disturbed.
+std::optional<std::size_t> Auto::rival_in_doubt(std::size_t choice, const Seconds& seconds,
+                                                double error) const {
+  if (plan_.quarters != 0 || !may_duel() || error < kSteady || plan_.duel[choice].pairs.count > 0) return {};
+  std::optional<std::size_t> rival;
+  for (std::size_t i = choice + 1; i < members_.size(); ++i) {
+    if (takes_part(i) && !plan_.earlier[i] && (!rival || seconds[i] < seconds[*rival])) rival = i;
+  }
+  if (!rival || seconds[*rival] > (1 + std::min(error, kMostDoubtful)) * seconds[choice]) return {};
+  return rival;
 }
 
 /// The two alone go on, by turns.
