@@ -105,5 +105,24 @@ def runs_once():
         assert refused.returncode == 2 and named in refused.stderr, refused.stderr
 
 
+def exact_norms_are_measured():
+    """bench/loss/exact_norm.py takes its model and its words from here."""
+    script = os.path.join(FOLDER, "..", "loss", "exact_norm.py")
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as text:
+        text.write(" ".join(f"word{(i * i + i // 7) % 29}" for i in range(9000)))
+        text.flush()
+        # Limits so small that all steps are clipped.
+        done = subprocess.run(["/usr/bin/python3", "-m", "thinwire.launch", "-n", "2", script,
+                               "--spec", "dense", "--spec", "casq", "--steps", "6", "--seeds", "1,2",
+                               "--text", text.name, "--clip", "0.01"],
+                              capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [[cell.strip() for cell in line.split("|")[2:-1]] for line in done.stdout.splitlines()[2:]]
+    dense, casq = rows
+    assert dense[:2] == ["1.00", "1.00"] and dense[4].lstrip("-") == "0.000 ± 0.000", rows
+    assert float(casq[1]) < 0.99, rows
+
+
 tables_say_when_the_loss_was_reached()
 runs_once()
+exact_norms_are_measured()
