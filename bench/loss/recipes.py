@@ -76,8 +76,8 @@ MARSIT_WITH_ADAM = [
     # Full steps by the residual's length in place of a count.
     "marsit:full_every=0:full_above=1", "marsit:full_every=0:eta_factor=3:full_above=2",
 ]
-# Momentum before what is sent, with the optimizer's off.
-MOMENTUM_INSIDE = ["momentum+marsit:full_every=100 --momentum 0"]
+# Momentum before what is sent. Its mean does not bear clipping.
+MOMENTUM_INSIDE = ["clip+momentum+marsit:full_every=100 --clip 0", "clip+momentum+ef_signsgd --clip 0"]
 
 # With momentum: each paper's system with the stages or options that keep the accuracy.
 WITH_MOMENTUM = [
