@@ -192,7 +192,7 @@ void add_train_command(CLI::App& app) {
   command->add_option("--record-every", options.record_every,
                       "Record only steps whose number is a multiple of this one");
   command->add_option("--record-to", options.record_to, "Folder for --record: gradients-rank-R.twg");
-  command->add_option("--json", options.json, "File for the results");
+  command->add_option("--json", options.json, "File for the results; - for standard output");
   command->add_option("--plot", options.plot, "PNG for accuracy or perplexity against epochs and bytes");
   command->callback([=] {
     train::Options& chosen = arguments->options;

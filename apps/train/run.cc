@@ -229,8 +229,7 @@ void limit_blas_threads(int threads) {
     set(threads);
 }
 
-/// Written beside its place and renamed: whoever reads the file finds all of it.
-void write_json(const std::vector<RunResult>& results, const Options& options, const std::string& path) {
+std::string json_text(const std::vector<RunResult>& results, const Options& options) {
   nlohmann::ordered_json all = nlohmann::ordered_json::array();
   for (const OverSeeds& system : over_seeds(results)) {
     for (const RunResult* run : system.runs) {
@@ -238,12 +237,21 @@ void write_json(const std::vector<RunResult>& results, const Options& options, c
       all.back()["over_seeds"] = to_json(system);
     }
   }
+  return apps::results_text(all);
+}
+
+bool to_file(const Options& options) {
+  return !options.json.empty() && options.json != "-";
+}
+
+/// Written beside its place and renamed: whoever reads the file finds all of it.
+void write_json(const std::vector<RunResult>& results, const Options& options, const std::string& path) {
   // A pipe or a device (/dev/stdout) is written to, not replaced.
   std::error_code error;
   const bool replace = !fs::exists(path, error) || fs::is_regular_file(path, error);
   const std::string partial = replace ? path + ".partial" : path;
   std::ofstream stream(partial);
-  stream << apps::results_text(all) << '\n';
+  stream << json_text(results, options) << '\n';
   stream.close();
   if (stream && replace) fs::rename(partial, path, error);
   if (!stream || error)
@@ -251,7 +259,7 @@ void write_json(const std::vector<RunResult>& results, const Options& options, c
 }
 
 void write_plot(const std::vector<RunResult>& results, const Options& options) {
-  if (!options.json.empty()) return apps::run_plot_script("plot_training.py", options.json, options.plot);
+  if (to_file(options)) return apps::run_plot_script("plot_training.py", options.json, options.plot);
   // The numbers outlive a plot that fails.
   const std::string json = options.plot + ".json";
   write_json(results, options, json);
@@ -297,11 +305,15 @@ void run(const Options& options) {
       }
       results.push_back(std::move(result));
       // After each training, so that a failure of a later one costs nothing but its own numbers.
-      if (!options.json.empty()) write_json(results, options, options.json);
+      if (to_file(options)) write_json(results, options, options.json);
     }
   });
   if (results.empty()) return;
-  fmt::print("{}", table(results));
+  if (options.json == "-") {
+    fmt::print("{}\n", json_text(results, options));
+  } else {
+    fmt::print("{}", table(results));
+  }
   std::fflush(stdout);
   if (!options.plot.empty()) write_plot(results, options);
   const bool all_failed = std::all_of(results.begin(), results.end(),
