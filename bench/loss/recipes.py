@@ -115,7 +115,7 @@ RECIPES = {
         + [signs_of_momentum(99), signs_of_momentum(249), signs_of_momentum(99, "clip:norm=2")] + ENTROPY_CODED),
     "transformer-kjv-200": LOCAL_STEPS,
     "transformer-kjv-2000": (
-        ["dense"] + LOW_RANK_IN_CODES + ["power_sgd:rank=40:bits=8", AUTO, "blocks:bits=4:block=128", "ecsq"]
+        ["dense"] + LOW_RANK_IN_CODES + ["power_sgd:rank=40:bits=8", AUTO, "half", "blocks:bits=4:block=128", "ecsq"]
         + ["warm_up:steps=50:with=ecsq/step=0.2+ecsq", signs_of_momentum(99)]),
     "transformer-kjv-momentum": (
         AS_THEY_COME + LOW_RANK_IN_CODES + [AUTO, "half:format=bf16:feedback=on"] + ENTROPY_CODED
