@@ -1,5 +1,7 @@
 """Scenarios of a step as a unit: what takes no part in it loses nothing,
 and one that does not count leaves no trace."""
+import gc
+
 import torch
 from torch import nn
 
@@ -213,7 +215,7 @@ def a_backward_that_is_given_up():
         def fail(_):
             raise ValueError("in the middle of backward")
 
-        model.module.weights[buckets[-1][0]].register_hook(fail)
+        hook = model.module.weights[buckets[-1][0]].register_hook(fail)
         require_error(ValueError, ["in the middle"],
                       lambda: backward(model, gradients_of(model, 4, range(4))))
         assert handle.step == 4, f"{spec}: {handle.step} steps have ended"
@@ -228,6 +230,19 @@ def a_backward_that_is_given_up():
         require_same([WORLD * future.wait() for future in futures],
                      [total(future.wait()) for future in futures], spec)
         assert handle.state_dict()["values"]["step"] == handle.step == 6, handle.step
+        # As pytorch.md says: the same parameters in another DistributedDataParallel, from the saved state on.
+        handle.close()
+        hook.remove()
+        inner = model.module
+        del model, handle, futures  # the hooks of a DistributedDataParallel last as long as it does
+        gc.collect()
+        again = wrap(lambda: inner)
+        resumed = register(again, spec)
+        resumed.load_state_dict(given_up)
+        backward(again, gradients_of(again, 4, range(4)))
+        require_agreement_of_gradients(again, spec)
+        assert resumed.step == 5, resumed.step
+        resumed.close()
 
 
 def a_backward_that_one_rank_gives_up():
