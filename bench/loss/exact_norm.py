@@ -37,6 +37,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, help="default 0.1 for sgd, whose momentum is 0.9, and 0.002 for adamw")
     parser.add_argument("--text", default="", help="a file to learn from instead of the King James Bible")
     given = parser.parse_args()
+    try:
+        given.seeds = [int(seed) for seed in given.seeds.split(",")]
+    except ValueError:
+        parser.error(f"--seeds {given.seeds}: give whole numbers separated by commas")
     given.lr = given.lr or (0.1 if given.optimizer == "sgd" else 0.002)
     for name, value in (("layers", 2), ("width", 64), ("heads", 4), ("vocabulary", 2000), ("context", 32),
                         ("batch", 8), ("held_out", 64)):
@@ -104,7 +108,6 @@ def mean_and_deviation(values: list) -> str:
 
 def main() -> None:
     given = parse()
-    seeds = [int(seed) for seed in given.seeds.split(",")]
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     if dist.get_rank() == 0:
@@ -112,7 +115,7 @@ def main() -> None:
               "the latter minus the former, by seed |\n| --- | --- | --- | --- | --- | --- |", flush=True)
     for spec in given.specs:
         norms, cosines, losses = [], [], {False: [], True: []}
-        for seed in seeds:
+        for seed in given.seeds:
             for by_exact in (False, True):
                 training = Training(given, spec, seed, by_exact)
                 losses[by_exact].append(training.run())
