@@ -134,10 +134,11 @@ def runs_once():
             results,
         ]
         small = ["--text", text, "--blocks", "2", "--block", "2"]
-        # The transformer for torch's hooks, and rows for auto, whose trial takes a while.
+        # The transformer for torch's hooks, and rows for auto, whose trial and duels are to end.
         transformer = ["--models", "transformer", "--first", "2", "--ways"]
         transformer += ["plain,plain:again,fp16_hook,dense,auto"]
-        for cell in (transformer, ["--models", "rows", "--first", "34"]):
+        rows = ["--models", "rows", "--first", "130", "--ways", "plain,plain:again,dense,auto"]
+        for cell in (transformer, rows):
             for ran in (1, 0):
                 done = subprocess.run([*command, *cell, *small], capture_output=True, text=True, check=False)
                 assert done.returncode == 0, done.stderr

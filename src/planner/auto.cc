@@ -17,8 +17,8 @@
 // elements, or for two or three quarters. The mildest that takes as long stays.
 //
 // All candidates are given the same residual. So nothing is lost where they change. The lossy one stands
-// behind the stage `guard` (stages/guard.cc), which takes codes of 8 bits for buckets of which too little
-// arrives.
+// behind the stage `guard` (stages/guard.cc), which gives a bucket of which too little arrives to finer steps
+// (`ecsq:step=0.1`) for a while.
 //
 // Times are means over ranks of each rank's own, so all ranks choose alike. A choice is part of the state,
 // with the time of a step and the number of ranks that it rests on: a resumed run keeps it, and looks
