@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "examples/libtorch_models.h"
+#include "thinwire/known_losses.h"
 #include "thinwire/registry.h"
 #include "thinwire/session.h"
 #include "torch/gloo_environment.h"
@@ -218,12 +219,20 @@ void scatter(std::vector<float>& mean, const torch::nn::Module& model) {
   }
 }
 
-/// As where the stage whole names parameters that this model has not.
-void tell_idle_options(const std::string& spec, const thinwire::BucketLayout& layout) {
+/// What of the spec does nothing for this model, as where the stage whole names parameters that it has not.
+/// And what such trainings were measured to lose.
+void tell_of_spec(const Options& options, const thinwire::BucketLayout& layout) {
   std::vector<std::string> names;
   for (const auto& parameter : layout) names.push_back(parameter.name);
-  for (const auto& line : thinwire::builtin_registry().idle_options(spec, names))
-    std::fprintf(stderr, "%s\n", line.c_str());
+  auto lines = thinwire::builtin_registry().idle_options(options.spec, names);
+  const bool adam = options.optimizer == "adamw";
+  if (adam || options.momentum != 0) {
+    using thinwire::TrainedWith;
+    lines.push_back(thinwire::known_loss(options.spec, adam ? TrainedWith::adam : TrainedWith::momentum));
+  }
+  for (const auto& line : lines) {
+    if (!line.empty()) std::fprintf(stderr, "%s\n", line.c_str());
+  }
 }
 
 void train(const Options& options) {
@@ -247,7 +256,7 @@ void train(const Options& options) {
     layout.push_back({parameter.key(), elements, static_cast<std::size_t>(parameter.value().size(0))});
   }
   const auto bucket = session.add_bucket(layout);
-  if (communicator->rank() == 0) tell_idle_options(options.spec, layout);
+  if (communicator->rank() == 0) tell_of_spec(options, layout);
   session.start();  // compares the configurations of all ranks
 
   std::vector<float> gradients;

@@ -3,6 +3,7 @@ import glob
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -90,10 +91,12 @@ def pages_say_what_results_do():
     for path in glob.glob(os.path.join(RESULTS, "loss", "*.md")) + [TIMES]:
         with open(path, encoding="utf-8") as lines:
             results.update(" ".join(line.split()) for line in lines if line.startswith("| `"))
-    with open(os.path.join(ROOT, "docs", "loss.md"), encoding="utf-8") as lines:
-        rows = [" ".join(line.split()) for line in lines if line.startswith("| `")
-                and (line.count("|") == 9 or (line.count("|") == 6 and "±" in line))]
-    assert len(rows) > 30, len(rows)
+    rows = []
+    for name in ("loss.md", "why_systems_lose.md", "time_to_loss.md"):
+        with open(os.path.join(ROOT, "docs", name), encoding="utf-8") as lines:
+            rows += [" ".join(line.split()) for line in lines if line.startswith("| `")
+                     and (line.count("|") == 9 or (line.count("|") == 6 and "±" in line))]
+    assert len(rows) > 90, len(rows)
     for row in rows:
         assert row in results or any(other.startswith(row[:-1]) for other in results), row
 
@@ -203,6 +206,31 @@ def results_are_printed_and_idle_options_told(thinwire):
         assert done.stderr.count("whole:names=foo* fits no parameter of this model") == 1, done.stderr
 
 
+def told_losses_are_those_of_the_results(thinwire):
+    """What is told of a spec before a training with Adam or momentum is what the stored runs say."""
+    of = {}
+    for setting, adam in (("transformer-kjv", True), ("transformer-kjv-momentum", False)):
+        with open(os.path.join(RESULTS, "loss", setting + ".json"), encoding="utf-8") as file:
+            runs = [json.loads(line) for line in file]
+        dense = {run["seed"]: run["epochs"][-1]["test_loss"] for run in runs if run["label"] == "dense"}
+        for label in {run["label"] for run in runs}:
+            # Of other stages and options there is no word.
+            parts = {part.split(":")[0] for part in label.split("+")}
+            if parts <= {"warm_up", "top_k", "zen", "casq", "sketched_sgd", "ef_signsgd",
+                         "marsit"} and " " not in label and "full_above" not in label:
+                of[label, adam] = statistics.fmean(run["epochs"][-1]["test_loss"] - dense[run["seed"]]
+                                                   for run in runs if run["label"] == label)
+    script = ("import json, sys; from thinwire.extension import _C; "
+              "print(json.dumps([_C.known_loss(*one) for one in json.load(sys.stdin)]))")
+    folder = os.path.join(os.path.dirname(os.path.abspath(thinwire)), "python")
+    done = subprocess.run(["/usr/bin/python3", "-c", script], input=json.dumps(list(of)), text=True,
+                          capture_output=True, check=True, env={**os.environ, "PYTHONPATH": folder})
+    for (label, adam), told in zip(of, json.loads(done.stdout)):
+        number = re.search(r"ended about ([0-9.]+) nats", told)
+        lost = of[label, adam]
+        assert lost < 0.07 if number is None else abs(float(number[1]) - lost) < 0.06, (label, lost, told)
+
+
 def the_last_measurement_counts(thinwire):
     off = "bucket of {}: the mean that arrives is off by {} times the batches' noise, allowed are 1000.00\n"
     assert noise.measured(off.format("a and 2 more", "9.00") + off.format("a and 2 more", "0.50") +
@@ -227,6 +255,7 @@ signs_carry_what_is_computed_by_hand()
 recorded_updates_are_read(sys.argv[1])
 the_last_measurement_counts(sys.argv[1])
 results_are_printed_and_idle_options_told(sys.argv[1])
+told_losses_are_those_of_the_results(sys.argv[1])
 every_setting_has_recipes_with_dense()
 stored_runs_are_of_known_recipes()
 pages_say_what_results_do()

@@ -25,6 +25,7 @@
 #include "session/configuration.h"
 #include "session/plan/plan.h"
 #include "thinwire/cuda.h"
+#include "thinwire/known_losses.h"
 #include "thinwire/state_changes.h"
 #include "thinwire/version.h"
 #include "torch/c10d_communicator.h"
@@ -486,6 +487,9 @@ void add_systems(py::module& module) {
   });
   module.def("idle_options", [](const std::string& spec, const std::vector<std::string>& names) {
     return builtin_registry().idle_options(spec, names);
+  });
+  module.def("known_loss", [](const std::string& spec, bool with_adam) {
+    return known_loss(spec, with_adam ? TrainedWith::adam : TrainedWith::momentum);
   });
   module.def("readable", [](const std::string& spec) { return builtin_registry().readable(spec); });
   module.def("plan", &plan_all, py::kw_only(), py::arg("buckets"), py::arg("ready"), py::arg("backward_end"),

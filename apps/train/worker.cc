@@ -26,6 +26,7 @@
 #include "apps/train/optimizer/local_updates.h"
 #include "apps/train/optimizer/optimizer.h"
 #include "apps/train/recorder.h"
+#include "thinwire/known_losses.h"
 #include "thinwire/registry.h"
 #include "thinwire/session.h"
 
@@ -82,6 +83,7 @@ class Worker {
   bool synchronize(Costs& costs, bool& frozen);
   void note_residuals();
   void note_idle_options();
+  void note_known_loss();
   void finish(std::uint64_t epoch, const Tally& tally, Clock::time_point start);
 
   const Job& job_;
@@ -140,6 +142,14 @@ void Worker::note_idle_options() {
   for (const std::string& line : builtin_registry().idle_options(job_.spec, names)) progress_->note(line);
 }
 
+void Worker::note_known_loss() {
+  const bool adam = options_.optimizer == OptimizerKind::adamw;
+  // Local steps are another way to train.
+  if (!progress_ || options_.local_steps > 0 || (!adam && options_.momentum == 0)) return;
+  const std::string line = known_loss(job_.spec, adam ? TrainedWith::adam : TrainedWith::momentum);
+  if (!line.empty()) progress_->note(line);
+}
+
 RunResult Worker::run() {
   session_.start();
   broadcast_model(*model_, communicator_);
@@ -150,6 +160,7 @@ RunResult Worker::run() {
       options_.stop_after > 0 ? std::min(all, first + static_cast<std::uint64_t>(options_.stop_after)) : all;
   if (progress_) progress_->begin(title(job_.spec, options_), all, steps_, first * steps_);
   note_idle_options();
+  note_known_loss();
   for (std::uint64_t epoch = first; epoch < stop; ++epoch) {
     if (!train_epoch(epoch)) break;
     if (!job_.checkpoint.empty()) save(epoch + 1);

@@ -27,7 +27,7 @@ _REMEDY = (
 
 
 def register(
-    accelerator: Accelerator, model: torch.nn.Module, spec: str, rows: Optional[str] = None,
+    accelerator: Accelerator, model: torch.nn.Module, spec: str = "auto", rows: Optional[str] = None,
     **options: "Unpack[AdapterOptions]"
 ) -> Synchronization:
     """Synchronizes the gradients of a model that ``accelerator.prepare`` returned by the

@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import group as private_group
 from thinwire.extension import _C
-from thinwire.handle import Handle, join_spec
+from thinwire.handle import Handle, join_spec, require_spec
 from thinwire.hook import CopiedHandle, HookState
 from thinwire.interface import GradScaler, SystemInfo
 from thinwire.wrappers import ddp_within, named_parameters, refuse_other_reducers, refuse_other_wrappers
@@ -44,9 +44,7 @@ def require_options(spec: object, threads: object, lanes: object, limits: Mappin
                     grad_scaler: object, compress_on: object, check_replicas_every: object,
                     checked_sums: object) -> None:
     """What is said of options that cannot be."""
-    if not isinstance(spec, str):
-        raise TypeError(f"spec={spec!r}: the name of a system with its options is needed, "
-                        "such as 'casq:bits=2'")
+    require_spec(spec)
     for name, value in (("threads", threads), ("lanes", lanes)):
         if not isinstance(value, int) or not 1 <= value <= 64:
             raise ValueError(f"{name}={value!r}: a whole number from 1 to 64 is needed")
@@ -97,7 +95,7 @@ def _trained_parameters(model: DistributedDataParallel) -> List[Tuple[str, torch
 
 def register(
     model: DistributedDataParallel,
-    spec: str,
+    spec: str = "auto",
     rows: Optional[str] = None,
     *,
     seed: int = 1,

@@ -69,15 +69,19 @@ def readable(spec: str) -> str:
     return short[len(_DEFAULT_ROWS):] if short.startswith(_DEFAULT_ROWS) else short
 
 
+def require_spec(spec: object, argument: str = "spec", such_as: str = "auto") -> None:
+    """Raises TypeError for what is no text. Whoever gives the optimizer by its place is told of its name."""
+    if not isinstance(spec, str):
+        raise TypeError(f"{argument} is a {type(spec).__name__}: the name of a system with its options is "
+                        f"needed, such as {such_as!r}; an optimizer is given by its name, optimizer=...")
+
+
 def join_spec(spec: str, rows: Optional[str]) -> str:
     """One spec for both kinds of gradients: ``rows`` for those of sparse embeddings,
     ``spec`` for all others."""
-    if not isinstance(spec, str):
-        raise TypeError(f"spec={spec!r}: the name of a system with its options is needed, "
-                        "such as 'casq:bits=2'")
-    if rows is not None and not isinstance(rows, str):
-        raise TypeError(f"rows is a {type(rows).__name__}: the name of a system for rows is needed, such as "
-                        "'zen'; an optimizer is given by its name, optimizer=...")
+    require_spec(spec)
+    if rows is not None:
+        require_spec(rows, "rows", "zen")
     if "," not in spec and "rows=" not in spec and "dense=" not in spec:
         return f"rows={rows},dense={spec}" if rows else _DEFAULT_ROWS + spec
     if rows is not None:
@@ -273,6 +277,13 @@ class Handle(StepsOfHook):
         for line in _C.idle_options(spec, [name for name, _ in self._in_buckets(model)]):
             warnings.warn(line, stacklevel=5)
 
+    def _warn_of_known_loss(self, spec: str) -> None:
+        """Of what ``spec`` was measured to lose with such an optimizer."""
+        kind = None if self._optimizer is None else variance.kind_of(self._optimizer)
+        line = _C.known_loss(spec, kind == "adam") if kind is not None and self._rank == 0 else ""
+        if line:
+            warnings.warn(line, stacklevel=5)
+
     def _warn_of_other_optimizers(self, optimizer: torch.optim.Optimizer, shown: str) -> None:
         """Of parameters that the Adam lacks whose variance ``shown`` freezes."""
         model = self._model()
@@ -292,8 +303,9 @@ class Handle(StepsOfHook):
         ValueError where it has none, where its momentum is not the spec's,
         for a mean of signs under a loss scale, by which the scaler would divide them,
         and for the stage clip where a rank knows the norm of its shard alone.
-        Warns of options that do nothing for this model."""
+        Warns of options that do nothing for this model, and of what such a training was measured to lose."""
         self._warn_of_idle_options(spec)
+        self._warn_of_known_loss(spec)
         shown = readable(spec)
         if not self._has_whole_gradients and "clip" in _C.unclipped_systems(spec):
             raise ValueError(f"spec {shown!r}: clip would go by the norm of this rank's shard, not by "

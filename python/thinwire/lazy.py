@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire import ddp
 from thinwire import state as saved_state
 from thinwire.extension import _C
-from thinwire.handle import Handle
+from thinwire.handle import Handle, require_spec
 from thinwire.hook import HookState, hook, hooked_models
 from thinwire.interface import Options
 
@@ -127,7 +127,8 @@ class LazyState(HookState):
 Hook = Callable[[HookState, dist.GradBucket], "torch.futures.Future[torch.Tensor]"]
 
 
-def comm_hook(spec: str, rows: Optional[str] = None, **options: "Unpack[Options]") -> Tuple[Hook, LazyState]:
+def comm_hook(spec: str = "auto", rows: Optional[str] = None,
+              **options: "Unpack[Options]") -> Tuple[Hook, LazyState]:
     """A hook and its state for DDP's ``register_comm_hook(state, hook)``,
     which synchronizes by the system ``spec``.
 
@@ -137,8 +138,6 @@ def comm_hook(spec: str, rows: Optional[str] = None, **options: "Unpack[Options]
 
     Raises TypeError and ValueError for a bad spec.
     """
-    if not isinstance(spec, str):
-        raise TypeError(f"spec={spec!r}: the name of a system with its options is needed, "
-                        "such as 'casq:bits=2'")
+    require_spec(spec)
     _C.freezes_variance(ddp.join_spec(spec, rows))  # reads the spec
     return hook, LazyState(spec, rows, options)

@@ -46,7 +46,8 @@ class ThinwireCallback(Callback):
     With one process nothing is done.
     """
 
-    def __init__(self, spec: str, rows: Optional[str] = None, **options: "Unpack[AdapterOptions]") -> None:
+    def __init__(self, spec: str = "auto", rows: Optional[str] = None,
+                 **options: "Unpack[AdapterOptions]") -> None:
         """options: those of ``thinwire.register``, and ``require_state=False``:
         a checkpoint without a state of Thinwire is no error."""
         self.run: Optional[Synchronization] = None
@@ -153,7 +154,7 @@ def _refuse_hook(strategy: "Strategy") -> None:
 
 
 def register(
-    fabric: "Fabric", model: torch.nn.Module, spec: str, rows: Optional[str] = None,
+    fabric: "Fabric", model: torch.nn.Module, spec: str = "auto", rows: Optional[str] = None,
     **options: "Unpack[AdapterOptions]"
 ) -> Synchronization:
     """Synchronizes the gradients of a model that ``fabric.setup`` returned by the

@@ -31,7 +31,7 @@ class ThinwireCallback(TrainerCallback):
     closes, an exception's too. With one process nothing is done.
     """
 
-    def __init__(self, trainer: Trainer, spec: str, rows: Optional[str] = None,
+    def __init__(self, trainer: Trainer, spec: str = "auto", rows: Optional[str] = None,
                  **options: "Unpack[AdapterOptions]") -> None:
         """trainer: the one that the callback is added to. options: those of ``thinwire.register``, and
         ``require_state=False``: a checkpoint without a state of Thinwire is no error.

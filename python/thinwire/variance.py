@@ -94,6 +94,14 @@ def require_momentum(optimizer: torch.optim.Optimizer, model: Optional[torch.nn.
                                  f"{own:g} would come on top: give the optimizer {remedy}")
 
 
+def kind_of(optimizer: torch.optim.Optimizer) -> Optional[str]:
+    """``"adam"`` for torch's Adam and AdamW, ``"momentum"`` for SGD with momentum, else None."""
+    if isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
+        return "adam"
+    has_momentum = any(group.get("momentum") for group in optimizer.param_groups)
+    return "momentum" if isinstance(optimizer, torch.optim.SGD) and has_momentum else None
+
+
 def group_of(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> int:
     """The place of the first group with a parameter of the model; 0 where none has any."""
     own_parameters = {id(parameter) for parameter in model.parameters()}

@@ -309,6 +309,35 @@ def an_optimizer_of_a_part_of_the_model_is_told():
         assert all(told_of in one for one in found), found
 
 
+def what_a_system_loses_is_told():
+    """Once, by rank 0, where the optimizer is given and such a training was measured."""
+    model = wrap(Net)
+    parameters = list(model.parameters())
+    adam, momentum = torch.optim.AdamW(parameters), torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+    plain = torch.optim.SGD(parameters, lr=0.1)
+    for optimizer, spec, words in ((adam, "casq", "casq with Adam: a transformer's loss ended about"),
+                                   (momentum, "marsit", "marsit with momentum:"),
+                                   (plain, "casq", None), (None, "casq", None), (adam, "half", None),
+                                   (adam, "guard+casq", None)):
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            handle = register(model, spec, optimizer=optimizer)
+        handle.close()
+        found = [one for one in told if "nats above dense's" in str(one.message)]
+        assert len(found) == (1 if words and RANK == 0 else 0), (RANK, spec, found)
+        assert all(words in str(one.message) and one.filename == register.__code__.co_filename
+                   for one in found), [(one.filename, str(one.message)) for one in found]
+
+
+def auto_is_the_default():
+    model = wrap(Net)
+    handle = thinwire.register(model, optimizer=torch.optim.AdamW(model.parameters()))
+    assert ",dense=auto:" in handle.spec, handle.spec
+    handle.close()
+    require_error(TypeError, ["spec is a AdamW", "'auto'", "optimizer=..."],
+                  lambda: thinwire.register(model, torch.optim.AdamW(model.parameters())))
+
+
 def an_optimizer_that_was_made_anew_is_noticed():
     model = wrap(Net)
     handle = register(model, "one_bit_adam:freeze=2", optimizer=torch.optim.AdamW(model.parameters()))
@@ -398,6 +427,6 @@ def signs_are_refused_under_a_loss_scale():
 ADAM = [a_closure_comes_before_the_question, a_rate_of_zero_loses_nothing,
         a_framework_that_clips_or_puts_its_step_back_is_refused, an_optimizer_is_held_for_one_model,
         an_optimizer_of_other_parameters_is_refused, an_optimizer_of_a_part_of_the_model_is_told,
-        an_optimizer_that_was_made_anew_is_noticed,
+        what_a_system_loses_is_told, auto_is_the_default, an_optimizer_that_was_made_anew_is_noticed,
         signs_are_refused_under_a_loss_scale, the_variance_stands_still, adams_momentum_is_what_travelled,
         resumes_with_its_optimizer, an_adam_is_needed, the_optimizers_momentum_is_the_specs]
