@@ -121,8 +121,8 @@ struct SystemInfo {
   bool delivers_signs = false;
   /// The option that must be the optimizer's momentum, or Adam's beta1; empty: there is none.
   std::string optimizers_momentum_option;
-  /// A stage's: the option that names another system, which it runs in place of the one behind it. That
-  /// system keeps no state, and its options stand behind '/': "qsgd/bits=4". Empty: there is none.
+  /// The option that names another system, which is run in some steps or for some elements. That system has
+  /// no state, and its options stand behind '/': "qsgd/bits=4". Empty: there is none.
   std::string other_option;
   /// What of these options does nothing for a model whose parameters have these names, a sentence each;
   /// empty: never anything.

@@ -8,9 +8,9 @@
 // error = |mean - exact| / max(noise, |exact| / 5). The noise is how far the mean gradient would be from
 // itself with other examples: its square is the mean over ranks of |gradient - G|^2, divided by W - 1.
 // What is small beside it costs no loss: late in training, where gradients are mostly noise, a system may
-// leave out more than in the first steps, where all ranks see the same (docs/why_systems_lose.md has
-// errors beside losses). Ranks with the same examples have no noise, so with the default bound 10 % of the gradient are
-// always free.
+// leave out more than in the first steps, where all ranks see the same (docs/why_systems_lose.md has errors
+// beside losses). Ranks with the same examples have no noise, so with the default bound 10 % of the gradient
+// are always free.
 //
 // A bucket is measured in the 4th, 8th, 16th, ... step and then once in every N steps that the inner system
 // takes in a row, where one bucket has its turn after the other, each two steps later from round to round. So
