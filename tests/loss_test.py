@@ -195,15 +195,18 @@ def recorded_updates_are_read(thinwire):
         assert all(0 < share < 1 for row in rows for share in row[1:]), done.stdout
 
 
-def results_are_printed_and_idle_options_told(thinwire):
+def results_are_printed_and_idle_options_and_losses_told(thinwire):
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run([os.path.abspath(thinwire), "train", "--model", "cnn", "--workers", "2",
-                               "--batch", "4", "--limit", "64", "--epochs", "1",
-                               "--sync", "whole:names=foo*+casq", "--json", "-"],
-                              capture_output=True, text=True, check=True, cwd=folder)
-        (run,) = json.loads(done.stdout)
-        assert run["spec"].startswith("whole:") and not os.listdir(folder), (done.stdout, os.listdir(folder))
-        assert done.stderr.count("whole:names=foo* fits no parameter of this model") == 1, done.stderr
+        for more, told in (([], 0), (["--momentum", "0.9"], 1), (["--local-steps", "2"], 0)):
+            done = subprocess.run([os.path.abspath(thinwire), "train", "--model", "cnn", "--workers", "2",
+                                   "--batch", "4", "--limit", "64", "--epochs", "1",
+                                   "--sync", "whole:names=foo*+casq", "--json", "-", *more],
+                                  capture_output=True, text=True, check=True, cwd=folder)
+            (run,) = json.loads(done.stdout)
+            assert run["spec"].startswith("whole:"), done.stdout
+            assert not os.listdir(folder), os.listdir(folder)
+            assert done.stderr.count("whole:names=foo* fits no parameter of this model") == 1, done.stderr
+            assert done.stderr.count("casq with momentum: ") == told, done.stderr
 
 
 def told_losses_are_those_of_the_results(thinwire):
@@ -254,7 +257,7 @@ a_seed_that_went_astray_is_no_spread()
 signs_carry_what_is_computed_by_hand()
 recorded_updates_are_read(sys.argv[1])
 the_last_measurement_counts(sys.argv[1])
-results_are_printed_and_idle_options_told(sys.argv[1])
+results_are_printed_and_idle_options_and_losses_told(sys.argv[1])
 told_losses_are_those_of_the_results(sys.argv[1])
 every_setting_has_recipes_with_dense()
 stored_runs_are_of_known_recipes()
