@@ -6,6 +6,7 @@ import re
 import statistics
 import subprocess
 import sys
+import sysconfig
 import tempfile
 
 sys.dont_write_bytecode = True
@@ -197,16 +198,18 @@ def recorded_updates_are_read(thinwire):
 
 def results_are_printed_and_idle_options_and_losses_told(thinwire):
     with tempfile.TemporaryDirectory() as folder:
-        for more, told in (([], 0), (["--momentum", "0.9"], 1), (["--local-steps", "2"], 0)):
+        momentum = ["--momentum", "0.9"]
+        for spec, more, told in (("whole:names=foo*+casq", [], "whole:names=foo* fits no parameter of this"),
+                                 ("casq", momentum, "casq with momentum: "), ("casq", [], None),
+                                 ("casq", [*momentum, "--local-steps", "2"], None)):
             done = subprocess.run([os.path.abspath(thinwire), "train", "--model", "cnn", "--workers", "2",
-                                   "--batch", "4", "--limit", "64", "--epochs", "1",
-                                   "--sync", "whole:names=foo*+casq", "--json", "-", *more],
+                                   "--batch", "4", "--limit", "64", "--epochs", "1", "--sync", spec,
+                                   "--json", "-", *more],
                                   capture_output=True, text=True, check=True, cwd=folder)
             (run,) = json.loads(done.stdout)
-            assert run["spec"].startswith("whole:"), done.stdout
-            assert not os.listdir(folder), os.listdir(folder)
-            assert done.stderr.count("whole:names=foo* fits no parameter of this model") == 1, done.stderr
-            assert done.stderr.count("casq with momentum: ") == told, done.stderr
+            assert run["system"] == "casq" and not os.listdir(folder), (done.stdout, os.listdir(folder))
+            lines = [line for line in done.stderr.splitlines() if "fits no" in line or "nats above" in line]
+            assert len(lines) == (told is not None) and all(told in line for line in lines), done.stderr
 
 
 def told_losses_are_those_of_the_results(thinwire):
@@ -226,12 +229,17 @@ def told_losses_are_those_of_the_results(thinwire):
     script = ("import json, sys; from thinwire.extension import _C; "
               "print(json.dumps([_C.known_loss(*one) for one in json.load(sys.stdin)]))")
     folder = os.path.join(os.path.dirname(os.path.abspath(thinwire)), "python")
+    extension = "_C" + sysconfig.get_config_var("EXT_SUFFIX")
+    if not os.path.exists(os.path.join(folder, "thinwire", extension)):
+        print("skipped: told losses: this build has no extension for this Python")
+        return
     done = subprocess.run(["/usr/bin/python3", "-c", script], input=json.dumps(list(of)), text=True,
                           capture_output=True, check=True, env={**os.environ, "PYTHONPATH": folder})
     for (label, adam), told in zip(of, json.loads(done.stdout)):
         number = re.search(r"ended about ([0-9.]+) nats", told)
         lost = of[label, adam]
-        assert lost < 0.07 if number is None else abs(float(number[1]) - lost) < 0.06, (label, lost, told)
+        assert lost < 0.05 if number is None else abs(float(number[1]) - lost) < 0.051, (label, lost, told)
+    assert len(of) > 20, of.keys()
 
 
 def the_last_measurement_counts(thinwire):

@@ -129,6 +129,7 @@ StateWriter DdpSessions::move_state(const std::vector<DdpLayout>& layouts, std::
       session.load(*before);
       if (now) session.load_within_step(*now);
     } else {
+      session.set_learning_rate(board_.learning_rate);
       session.take_over(*before);
     }
     if (loaded_) {

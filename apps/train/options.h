@@ -23,7 +23,7 @@ struct Options {
   double learning_rate = 0.05;
   /// Of SGD. Momentum rings when gradients arrive late, and what a one-bit system keeps in its residual
   /// arrives tens of steps late. At a rate of 0.05 and momentum 0.9 Marsit with a full step in 100 ends at
-  /// chance, and with one in 2 as dense does (docs/loss.md).
+  /// chance (docs/why_systems_lose.md), and with one in 2 as dense does (docs/loss.md).
   double momentum = 0;
   OptimizerKind optimizer = OptimizerKind::sgd;
   double weight_decay = 5e-4;

@@ -111,6 +111,9 @@ struct SystemInfo {
   /// Whether, by these options, that says nothing of it: momentum or the learning rate is inside, a part is
   /// dropped on purpose, or it compares by itself. What to do instead; empty: it can be compared.
   std::function<std::string(const Options&)> incomparable{};
+  /// Whether, by these options, gradients are multiplied by the learning rate inside, so that the residual
+  /// holds such products; empty: never.
+  std::function<bool(const Options&)> rate_inside{};
   bool freezes_variance =
       false;  ///< Synchronizer::freezes_variance says yes of some steps: it is made for Adam.
   /// The option (0 to 1) that decides whether it does, 0 being off; empty: it does whatever the options say.
@@ -121,8 +124,8 @@ struct SystemInfo {
   bool delivers_signs = false;
   /// The option that must be the optimizer's momentum, or Adam's beta1; empty: there is none.
   std::string optimizers_momentum_option;
-  /// The option that names another system, which is run in some steps or for some elements. That system has
-  /// no state, and its options stand behind '/': "qsgd/bits=4". Empty: there is none.
+  /// A stage's: the option that names another system, which it runs in place of the one behind it. That
+  /// system keeps no state, and its options stand behind '/': "qsgd/bits=4". Empty: there is none.
   std::string other_option;
   /// What of these options does nothing for a model whose parameters have these names, a sentence each;
   /// empty: never anything.
@@ -181,6 +184,9 @@ class Registry {
   /// Whether a system of the spec, or of a pair of them, freezes Adam's variance in this step, or in any.
   /// Throws what make() throws.
   bool freezes_variance(std::string_view spec, std::optional<std::uint64_t> step = {}) const;
+  /// Whether a system of the spec, or of a pair's dense part, has the learning rate inside: its residual
+  /// holds products of gradients and rates. Throws as shortened() does.
+  bool rate_is_inside(std::string_view spec) const;
   /// What the systems of the spec, or of a pair's dense part, ask of the optimizer. Tables of rows may have
   /// an optimizer of their own. Throws as shortened() does.
   std::vector<MomentumNeed> momentum_needs(std::string_view spec) const;

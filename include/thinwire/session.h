@@ -251,8 +251,9 @@ class Session {
   void load(const StateReader& reader);
   /// Goes on where a session of another spec was when it saved: takes its step and the state that moves
   /// (StateKind::moves), its residuals above all, and nothing else. Parameters that the state does not have
-  /// begin with nothing. Not collective. Throws std::runtime_error naming a parameter of another length; then
-  /// nothing has changed.
+  /// begin with nothing. Where one of the two specs has the learning rate inside and the other has not, what
+  /// moves is multiplied or divided by set_learning_rate()'s. Not collective. Throws std::runtime_error
+  /// naming a parameter of another length, or where that rate is 0; then nothing has changed.
   void take_over(const StateReader& reader);
   /// After load() of the state before the step that is under way: what save_within_step() wrote since then.
   /// Should the step not count, the session is as load() left it.
@@ -299,6 +300,7 @@ class Session {
   void keep_by_state(std::size_t pipeline);
   std::string canonical(const std::string& saved) const;
   std::vector<std::vector<float>> read_residuals(const StateReader& reader, From from) const;
+  float factor_of_units(const StateReader& reader) const;
   void restore(const StateReader& reader, From from);
 
   std::unique_ptr<HostGroups> hosts_;  // null: every rank is a worker

@@ -115,17 +115,17 @@ def register(
     model: wrapped in DistributedDataParallel, without another hook; torch.compile may be around it or within.
         DDP's group is Gloo's or NCCL's. Parameters are in host memory or on CUDA devices. Devices compress
         their own gradients where Thinwire was built with CUDA; otherwise the CPU does, during backward.
-    spec: as on the command line, ``casq:bits=2`` or ``top_k:ratio=0.01+zen``; ``systems()`` lists them.
+    spec: as on the command line, ``auto`` or ``power_sgd:rank=32:bits=8``; ``systems()`` lists them.
     rows: the system for row-sparse gradients, those of ``nn.Embedding(sparse=True)``; else the exact ``zen``.
-    seed: of everything random. threads: CPU threads that compress, per lane.
-    lanes: buckets that are under way at a time, each with connections of its own.
+    seed: of everything random. threads: CPU threads that compress, per lane. lanes: buckets that are under
+        way at a time, each with connections of its own. step_limit_seconds: of all waits of a step; unless
+        given an hour, or twice a longer deadline.
     deadline_seconds: how long a rank waits while no byte moves; unless given, the timeout of DDP's group. A
         rank that ends is named within seconds, one that is frozen or cut off after this time.
-    step_limit_seconds: of all waits of a step; unless given an hour, or twice a longer deadline.
-    optimizer: whose learning rate, that of the first parameter group, ``lr_after`` and
-        ``marsit:eta_s=theorem`` read. one_bit_adam and zero_one_adam need torch's Adam or AdamW, whose
-        ``step`` then leaves the second moment as it is where they say so.
-    grad_scaler: the GradScaler, where one is used. Residuals then follow its scale.
+    optimizer: ``lr_after`` and ``marsit:eta_s=theorem`` read its first group's learning rate. Rank 0 warns
+        of what was measured to lose with such a one. one_bit_adam and zero_one_adam need torch's Adam or
+        AdamW, whose ``step`` then leaves the second moment as it is where they say so.
+    grad_scaler: the GradScaler, if any. Residuals then follow its scale.
     compress_on: ``"device"``, where the gradients are if Thinwire can work there, or ``"cpu"``.
     check_replicas_every: after so many steps, and in the first of a start or a loaded state, ranks compare a
         hash of all parameters that DDP keeps equal, not of buffers. 0: never.

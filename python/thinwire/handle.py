@@ -71,9 +71,12 @@ def readable(spec: str) -> str:
 
 def require_spec(spec: object, argument: str = "spec", such_as: str = "auto") -> None:
     """Raises TypeError for what is no text. Whoever gives the optimizer by its place is told of its name."""
-    if not isinstance(spec, str):
-        raise TypeError(f"{argument} is a {type(spec).__name__}: the name of a system with its options is "
-                        f"needed, such as {such_as!r}; an optimizer is given by its name, optimizer=...")
+    if isinstance(spec, str):
+        return
+    given = repr(spec) if isinstance(spec, (int, float, bytes)) else f"of type {type(spec).__name__}"
+    optimizers = "; give an optimizer by its name, optimizer=..." if hasattr(spec, "param_groups") else ""
+    raise TypeError(f"{argument} is {given}: the name of a system with its options is needed, such as "
+                    f"{such_as!r}{optimizers}")
 
 
 def join_spec(spec: str, rows: Optional[str]) -> str:

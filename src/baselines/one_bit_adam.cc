@@ -17,10 +17,9 @@
 // zero_one_adam: dense in the steps k_0 = 0, k_(j+1) = k_j + 2^floor(j / kappa) up to `freeze`, where the
 // variance moves; signs in all others. The dense steps leave the residual where it is, so that the variance
 // sees the mean of gradients and nothing else. The paper's steps without any exchange are not here: all ranks
-// get the same mean in every step. An addition: `with` names another system for these steps. What it leaves
-// out is added to the residual.
+// get the same mean in every step.
 //
-// Bytes per rank: those of that system, or of SignShards.
+// Bytes per rank: dense's, or those of SignShards.
 
 #include <algorithm>
 #include <cmath>
@@ -195,57 +194,42 @@ std::unique_ptr<Synchronizer> make_dense() {
   return info.make(Options({.name = info.name, .options = {}}, info.options), Inner{});
 }
 
-/// Signs where the variance is frozen, and another system where it moves.
 class OneBitSteps : public Synchronizer {
  public:
-  OneBitSteps(SignScale scale, std::unique_ptr<Synchronizer> moving)
-      : scale_(scale), moving_(std::move(moving)) {}
+  /// dense_takes_residual: whether dense steps deliver what waits.
+  OneBitSteps(SignScale scale, bool dense_takes_residual)
+      : scale_(scale), dense_takes_residual_(dense_takes_residual) {}
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
-    if (freezes_variance(step.index)) {
-      SignShards(bucket, gradient, residual, step, scale_).run();
-    } else {
-      move(*moving_, bucket, gradient, residual, step);
-    }
+    if (freezes_variance(step.index)) return SignShards(bucket, gradient, residual, step, scale_).run();
+    dense_->synchronize(bucket, gradient, dense_takes_residual_ ? residual : Span<float>(), step);
   }
-
-  void require_world(int world_size) const override { moving_->require_world(world_size); }
 
   std::uint64_t payload_bytes(const Workload& workload) const override {
     return freezes_variance(workload.step) ? sign_shards_payload_bytes(workload)
-                                           : moving_->payload_bytes(workload);
+                                           : dense_->payload_bytes(workload);
   }
 
  private:
-  virtual void move(Synchronizer& system, BucketId bucket, Span<float> gradient, Span<float> residual,
-                    Step& step) = 0;
-
   SignScale scale_;
-  std::unique_ptr<Synchronizer> moving_;
+  bool dense_takes_residual_;
+  std::unique_ptr<Synchronizer> dense_ = make_dense();
 };
 
 class OneBitAdam final : public OneBitSteps {
  public:
-  OneBitAdam(std::uint64_t freeze, SignScale scale) : OneBitSteps(scale, make_dense()), freeze_(freeze) {}
+  OneBitAdam(std::uint64_t freeze, SignScale scale) : OneBitSteps(scale, true), freeze_(freeze) {}
 
   bool freezes_variance(std::uint64_t step) const override { return step >= freeze_; }
 
  private:
-  /// What waits is delivered.
-  void move(Synchronizer& system, BucketId bucket, Span<float> gradient, Span<float> residual,
-            Step& step) override {
-    system.synchronize(bucket, gradient, residual, step);
-  }
-
   std::uint64_t freeze_;
 };
 
 class ZeroOneAdam final : public OneBitSteps {
  public:
-  /// leaves_out: whether the system of these steps does not deliver everything.
-  ZeroOneAdam(std::uint64_t kappa, std::uint64_t freeze, SignScale scale,
-              std::unique_ptr<Synchronizer> moving, bool leaves_out)
-      : OneBitSteps(scale, std::move(moving)), kappa_(kappa), freeze_(freeze), leaves_out_(leaves_out) {}
+  ZeroOneAdam(std::uint64_t kappa, std::uint64_t freeze, SignScale scale)
+      : OneBitSteps(scale, false), kappa_(kappa), freeze_(freeze) {}
 
   bool freezes_variance(std::uint64_t step) const override {
     if (step >= freeze_) return true;
@@ -258,21 +242,8 @@ class ZeroOneAdam final : public OneBitSteps {
   }
 
  private:
-  /// What waits stays, and what is left out now waits as well.
-  void move(Synchronizer& system, BucketId bucket, Span<float> gradient, Span<float> residual,
-            Step& step) override {
-    if (residual.empty() || !leaves_out_) return system.synchronize(bucket, gradient, {}, step);
-    const auto left = step.scratch.take<float>(residual.size());
-    fill(step.executor, left, 0);
-    system.synchronize(bucket, gradient, left, step);
-    if (!step.report.finite) return;
-    add(step.executor, residual, left);
-    step.report.residual_norm = std::sqrt(sum_of_squares(step.executor, residual, {}));
-  }
-
   std::uint64_t kappa_;
   std::uint64_t freeze_;
-  bool leaves_out_;
 };
 
 SystemInfo common_info() {
@@ -323,21 +294,16 @@ SystemInfo zero_one_adam_info() {
   info.summary =
       "dense steps ever further apart, in which Adam's variance moves; one bit per element between them";
   info.paper = "Lu et al., 0/1 Adam, ICLR 2023";
-  info.formula = "those of `with` where the variance moves, else 2(W-1)/W * (d/8 + 4 * parameters)";
+  info.formula = "2(W-1)/W * 4d where the variance moves, else 2(W-1)/W * (d/8 + 4 * parameters)";
   info.options.insert(
       info.options.begin(),
       {{"kappa", "16", "dense steps after which the distance between them doubles; 1 or more"},
-       {"freeze", "100000", "steps after which the variance moves no more; 1 or more"},
-       {"with", "dense",
-        "the system of the steps in which it moves, without state; its options behind '/'"}});
-  info.other_option = "with";
-  info.make = [](const Options& options, Inner inner) -> std::unique_ptr<Synchronizer> {
+       {"freeze", "100000", "steps after which the variance moves no more; 1 or more"}});
+  info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
     const auto kappa = static_cast<std::uint64_t>(options.integer("kappa", 1, kMostSteps));
     const auto freeze = static_cast<std::uint64_t>(options.integer("freeze", 1, kMostSteps));
-    return keep_momentum(
-        beta1_of(options), MomentumTravels::while_variance_is_frozen,
-        std::make_unique<ZeroOneAdam>(kappa, freeze, scale_of(options), std::move(inner.other),
-                                      options.text("with") != "dense"));
+    return keep_momentum(beta1_of(options), MomentumTravels::while_variance_is_frozen,
+                         std::make_unique<ZeroOneAdam>(kappa, freeze, scale_of(options)));
   };
   return info;
 }

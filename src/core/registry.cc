@@ -62,6 +62,10 @@ void refuse_comparison_behind(const SystemInfo& front, const SystemInfo& stage) 
 }
 
 /// Why no option of `stage` can name this system; empty: one can.
+bool rate_inside(const SpecPart& part, const SystemInfo& info) {
+  return info.rate_inside && info.rate_inside(Options(part, info.options));
+}
+
 std::string why_no_other(const SystemInfo& stage, const SpecPart& part, const SystemInfo& info) {
   if (info.stage) return "is a stage";
   if (!info.state.empty()) return "keeps a state of its own";
@@ -69,6 +73,8 @@ std::string why_no_other(const SystemInfo& stage, const SpecPart& part, const Sy
   const Options options(part, info.options);
   if (stage.compares && info.incomparable && !info.incomparable(options).empty())
     return "delivers what cannot be compared with the exact mean";
+  if (rate_inside(part, info))
+    return "keeps products of gradients and the learning rate, which other steps would take for gradients";
   return {};
 }
 
@@ -102,6 +108,24 @@ void refuse_means_beside_signs(const std::vector<const SystemInfo*>& infos, cons
       (*around)->name + " in front of " + last.name +
       " would deliver means beside signs, and one learning rate does not fit both; set " + last.name +
       ":sign=off, or leave out " + (*around)->name);
+}
+
+/// What another system leaves out in its steps is taken up by those of the last one.
+void refuse_other_units(const std::vector<SpecPart>& parts, const std::vector<const SystemInfo*>& infos,
+                        const std::vector<SystemInfo>& known) {
+  if (!rate_inside(parts.back(), *infos.back())) return;
+  for (std::size_t i = 0; i + 1 < infos.size(); ++i) {
+    if (infos[i]->other_option.empty()) continue;
+    const std::string other = other_of(*infos[i], Options(parts[i], infos[i]->options)).name;
+    const auto found = std::ranges::find(known, other, &SystemInfo::name);
+    if (found == known.end() || found->lossless) continue;
+    throw std::invalid_argument(infos[i]->name + ": what " + infos[i]->other_option + "=" + other +
+                                " leaves out are gradients, and " + parts.back().name +
+                                " would take them for products of gradients and the learning rate; set " +
+                                parts.back().name +
+                                "'s lr_after=on (of marsit another eta_s than theorem), or take " +
+                                infos[i]->other_option + "=dense");
+  }
 }
 
 void refuse_meaningless(const std::vector<SpecPart>& parts, const std::vector<const SystemInfo*>& infos,
@@ -155,6 +179,7 @@ void refuse_meaningless(const std::vector<SpecPart>& parts, const std::vector<co
   }
   if (corrects_momentum(parts.back(), last)) refuse_second_momentum(momentum, last);
   refuse_means_beside_signs(infos, parts.back());
+  refuse_other_units(parts, infos, known);
   const bool delivers_all = std::ranges::all_of(infos, &SystemInfo::delivers_all);
   if (momentum != nullptr && delivers_all) {
     throw std::invalid_argument(
@@ -349,6 +374,11 @@ std::vector<MomentumNeed> Registry::momentum_needs(std::string_view spec) const 
     }
   }
   return needs;
+}
+
+bool Registry::rate_is_inside(std::string_view spec) const {
+  const auto parts = parse_spec(parse_spec_pair(spec).dense);
+  return std::ranges::any_of(parts, [&](const SpecPart& part) { return rate_inside(part, find(part.name)); });
 }
 
 std::vector<std::string> Registry::unclipped(std::string_view spec) const {

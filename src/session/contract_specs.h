@@ -146,7 +146,6 @@ inline const std::vector<TestedSpec> kTestedSpecs = {
     {"one_bit_adam:freeze=2"},
     {"one_bit_adam:freeze=1:beta1=0.5:norm=l1"},
     {"zero_one_adam:kappa=1"},
-    {"zero_one_adam:kappa=2:with=blocks/bits=4/block=128"},
     {"warm_up:steps=2+zero_one_adam:kappa=2:freeze=4:norm=l2:feedback=off"},
     {"whole+casq:interval=2"},
     {"whole:below=300:names=*+marsit:full_every=0"},

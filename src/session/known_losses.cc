@@ -4,14 +4,17 @@
 #include <array>
 #include <cstdint>
 #include <cstdio>
+#include <limits>
 
 #include "thinwire/registry.h"
 
 namespace thinwire {
 namespace {
 
-/// Nats above dense's, to tenths: docs/why_systems_lose.md, and of momentum docs/loss.md.
-/// 0: not measured, or less than 0.05.
+constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+
+/// Nats above dense's, to tenths: of Adam docs/why_systems_lose.md, of momentum docs/loss.md. 0: less than
+/// 0.05, or not measured. What leaves out more than a measured form has that one's number.
 struct Losses {
   double adam = 0;
   double momentum = 0;
@@ -19,20 +22,30 @@ struct Losses {
 };
 
 Losses of_casq(const Options& options) {
-  if (options.integer("bits", 1, 4) > 2) return {.adam = 0.1, .momentum = 0.1};
-  if (options.text("topology") == "all_gather")
-    return {.adam = 0.3, .momentum = 0.4, .adam_after_warm_up = 0.1};
+  const std::int64_t bits = options.integer("bits", 1, 4);
+  const bool gathers = options.text("topology") == "all_gather";
+  if (options.text("downlink") != "codes" || bits == 3) return {};
+  if (bits == 4) return gathers ? Losses{} : Losses{.adam = 0.1, .momentum = 0.1};
+  if (gathers) return {.adam = 0.3, .momentum = 0.4, .adam_after_warm_up = 0.1};
   return {.adam = 0.7, .momentum = 0.7, .adam_after_warm_up = 0.1};
 }
 
+/// Whether the share of elements that is sent is at most so large. A number of them says nothing of that.
+bool sends_at_most(double share, const Options& options) {
+  return options.text("k") == "0" && options.real("ratio", 0, 1) <= share;
+}
+
 Losses of_top_k(const Options& options) {
-  if (options.real("ratio", 0, 1) > 0.05) return {};
-  if (options.real("ratio", 0, 1) > 0.01) return {.adam = 0.5, .adam_after_warm_up = 0.1};
-  return {.adam = 0.7, .momentum = 0.2, .adam_after_warm_up = 0.1};
+  const bool ramps = options.text("ramp_steps") != "0";
+  if (sends_at_most(0.01, options)) {
+    return {.adam = 0.7, .momentum = 0.2, .adam_after_warm_up = ramps ? 0.1 : 0};
+  }
+  if (sends_at_most(0.05, options)) return {.adam = 0.5, .adam_after_warm_up = 0.1};
+  return {};
 }
 
 Losses of_sketched_sgd(const Options& options) {
-  if (options.real("ratio", 0, 1) > 0.01) return {};
+  if (!sends_at_most(0.01, options)) return {};
   return {.adam = 1.1, .momentum = 0.6, .adam_after_warm_up = 0.6};
 }
 
@@ -41,10 +54,13 @@ Losses of_ef_signsgd(const Options&) {
 }
 
 Losses of_marsit(const Options& options) {
-  const std::int64_t full_every = options.integer("full_every", 0, 1'000'000'000);
-  if (full_every > 0 && full_every < 8) return {};
-  return {.adam = 0.4, .momentum = full_every > 0 && full_every < 100 ? 0 : 0.7, .adam_after_warm_up = 0.3};
+  const std::int64_t full_every = options.integer("full_every", 0, kMost);
+  if (full_every < 8 || options.text("full_above") != "0") return {};
+  return {.adam = 0.4, .momentum = full_every < 100 ? 0 : 0.7, .adam_after_warm_up = 0.3};
 }
+
+/// Steps of a warm-up from which on it is like the measured ones.
+constexpr std::int64_t kWarmUp = 30;
 
 struct Known {
   std::string_view system;
@@ -71,18 +87,23 @@ std::string tenths(double nats) {
 }  // namespace
 
 std::string known_loss(std::string_view spec, TrainedWith optimizer) {
+  const bool adam = optimizer == TrainedWith::adam;
   bool warmed_up = false;
   for (const SpecPart& part : parse_spec(parse_spec_pair(spec).dense)) {
-    const Options options(part, builtin_registry().find(part.name).options);
-    if (part.name == "guard") return {};
-    warmed_up = warmed_up || part.name == "warm_up";
+    const SystemInfo& info = builtin_registry().find(part.name);
+    const Options options(part, info.options);
+    if (part.name == "warm_up") {
+      warmed_up = warmed_up || options.integer("steps", 0, kMost) >= kWarmUp;
+      continue;
+    }
     const auto* const found = std::ranges::find(kKnown, part.name, &Known::system);
-    if (found == kKnown.end()) continue;
+    if (found == kKnown.end()) return {};  // also another stage: what stands behind it was not measured so
     const double nats = lost(found->losses(options), optimizer, warmed_up);
     if (nats == 0) return {};
-    return part.name + " with " + (optimizer == TrainedWith::adam ? "Adam" : "momentum") +
-           (warmed_up ? ", after a warm-up" : "") + ": a transformer's loss ended about " + tenths(nats) +
-           " nats above dense's. power_sgd:rank=32:bits=8 and auto kept it (docs/why_systems_lose.md)";
+    return part.name + " with " + (adam ? "Adam" : "momentum") + (warmed_up ? ", after a warm-up" : "") +
+           ": a transformer's loss ended about " + tenths(nats) +
+           " nats above dense's. On that text power_sgd:rank=32:bits=8 and auto kept dense's (docs/" +
+           (adam ? "why_systems_lose.md" : "loss.md") + ")";
   }
   return {};
 }

@@ -19,20 +19,32 @@ TEST(KnownLosses, GoByTheSystemItsOptionsAndTheOptimizer) {
   EXPECT_TRUE(says("casq:bits=4", TrainedWith::momentum, "0.1"));
   EXPECT_TRUE(says("casq:topology=all_gather", TrainedWith::momentum, "0.4"));
   EXPECT_TRUE(says("top_k:ratio=0.05+zen", TrainedWith::adam, "0.5"));
+  EXPECT_TRUE(says("casq:bits=1", TrainedWith::adam, "0.7"));
   EXPECT_TRUE(says("marsit", TrainedWith::momentum, "0.7"));
+  EXPECT_TRUE(says("marsit:full_every=9223372036854775807", TrainedWith::adam, "0.4"));
   EXPECT_TRUE(says("rows=zen,dense=ef_signsgd", TrainedWith::adam, "1.1"));
   for (const char* kept :
        {"dense", "half", "power_sgd:rank=4", "top_k:ratio=0.05+zen", "marsit:full_every=8"}) {
     EXPECT_EQ(known_loss(kept, TrainedWith::momentum), "") << kept;
   }
+  for (const char* unmeasured : {"casq:bits=3", "casq:bits=4:topology=all_gather", "casq:downlink=float32",
+                                 "top_k:ratio=0.2+zen", "top_k:k=9+zen", "sketched_sgd:k=9",
+                                 "marsit:full_every=2", "marsit:full_every=0", "marsit:full_above=1"}) {
+    EXPECT_EQ(known_loss(unmeasured, TrainedWith::adam), "") << unmeasured;
+  }
 }
 
 TEST(KnownLosses, GoByTheStagesInFront) {
-  EXPECT_TRUE(says("warm_up:steps=9+casq", TrainedWith::adam, "0.1"));
+  EXPECT_TRUE(says("warm_up:steps=30+casq", TrainedWith::adam, "0.1"));
+  EXPECT_TRUE(says("warm_up:steps=9+casq", TrainedWith::adam, "0.7"));
+  EXPECT_TRUE(says("warm_up+top_k:ratio=0.01:ramp_steps=60+zen", TrainedWith::adam, "0.1"));
+  EXPECT_EQ(known_loss("warm_up+top_k:ratio=0.01+zen", TrainedWith::adam), "");
   EXPECT_NE(known_loss("warm_up+casq", TrainedWith::adam).find("after a warm-up"), std::string::npos);
   EXPECT_EQ(known_loss("warm_up+casq:bits=4", TrainedWith::adam), "");
   EXPECT_EQ(known_loss("warm_up+casq", TrainedWith::momentum), "");  // not measured
-  EXPECT_EQ(known_loss("guard+casq", TrainedWith::adam), "");
+  for (const std::string stage : {"guard", "clip", "momentum", "decay", "whole"}) {
+    EXPECT_EQ(known_loss(stage + "+casq", TrainedWith::adam), "") << stage;
+  }
   EXPECT_THROW(known_loss("nosuch", TrainedWith::adam), std::invalid_argument);
 }
 

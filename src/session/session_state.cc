@@ -135,8 +135,33 @@ void Session::load(const StateReader& reader) {
   keep_all();
 }
 
+/// What another spec's residuals are to be multiplied by: products of gradients and rates become gradients,
+/// or the other way round.
+float Session::factor_of_units(const StateReader& reader) const {
+  const Registry& registry = *options_.registry;
+  bool before = false;
+  try {
+    before = registry.rate_is_inside(reader.get_text("spec"));
+  } catch (const std::invalid_argument&) {
+    // Of a version that this one does not know.
+  }
+  const bool now = registry.rate_is_inside(spec());
+  if (before == now) return 1;
+  if (!(learning_rate_ > 0)) {
+    throw std::runtime_error("'" + registry.readable(now ? spec() : reader.get_text("spec")) +
+                             "' keeps products of gradients and the learning rate, and that is 0: change the "
+                             "system in a step with another rate");
+  }
+  return static_cast<float>(now ? learning_rate_ : 1 / learning_rate_);
+}
+
 void Session::take_over(const StateReader& reader) {
-  restore(reader, From::other_spec);
+  const float factor = factor_of_units(reader);
+  if (factor == 1) {
+    restore(reader, From::other_spec);
+  } else {
+    restore(StateReader(scaled_state(reader, factor, *options_.registry)), From::other_spec);
+  }
   keep_all();
 }
 

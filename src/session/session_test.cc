@@ -5,6 +5,7 @@
 #include <limits>
 #include <mutex>
 #include <sstream>
+#include <tuple>
 
 #include "thinwire/in_process.h"
 
@@ -87,6 +88,36 @@ TEST(Session, ARateOfZeroSendsNothingAndLosesNothing) {
       if (spec.starts_with("global_top_k")) {
         EXPECT_EQ(later, train(false)) << spec;
       }
+    }
+  });
+}
+
+TEST(Session, TakesOverWhatWaitsInUnitsOfItsOwnSystem) {
+  run_in_process(1, [](Communicator& communicator) {
+    const std::string inside = "sketched_sgd:k=1", outside = "top_k:k=1+zen";
+    for (const auto& [before, after, expected] :
+         {std::tuple(inside, outside, 2.0f), std::tuple(outside, inside, 1.0f),
+          std::tuple(inside, std::string("global_top_k:k=1"), 1.0f),
+          std::tuple(outside, std::string("casq"), 2.0f)}) {
+      Session first(before, communicator);
+      first.add_bucket({{"w", 2}});
+      first.set_learning_rate(0.5);
+      std::vector<float> gradient = {4, 2};
+      first.synchronize(0, gradient);
+      first.next_step();
+      StateWriter writer;
+      first.save(writer);
+      const StateReader state(std::move(writer));
+      Session second(after, communicator);
+      second.add_bucket({{"w", 2}});
+      second.set_learning_rate(0);
+      if ((before == inside) != (after == "global_top_k:k=1" || after == inside)) {
+        EXPECT_THROW(second.take_over(state), std::runtime_error) << before << " to " << after;
+      }
+      second.set_learning_rate(0.5);
+      second.take_over(state);
+      EXPECT_EQ(second.residual(0)[0], 0) << before << " to " << after;
+      EXPECT_EQ(second.residual(0)[1], expected) << before << " to " << after;
     }
   });
 }

@@ -264,11 +264,18 @@ TEST(WarmUp, RefusesSystemsThatItCannotRun) {
     const std::string told = complaint(momentum);
     EXPECT_NE(told.find("has a momentum of its own"), std::string::npos) << told;
     const std::string list = told.substr(told.find("give one of"));
-    EXPECT_NE(list.find("sketched_sgd"), std::string::npos) << told;
+    EXPECT_NE(list.find("ecsq"), std::string::npos) << told;
     EXPECT_EQ(list.find("demo"), std::string::npos) << told;
+    EXPECT_EQ(list.find("sketched_sgd"), std::string::npos) << "by default it has the rate inside: " << told;
   }
   const std::string compared = complaint("guard:with=alq+casq");
   EXPECT_NE(compared.find("give one of"), std::string::npos) << compared;
+  EXPECT_NE(complaint("warm_up:with=global_top_k+casq").find("products of gradients"), std::string::npos);
+  EXPECT_EQ(complaint("warm_up:with=global_top_k/lr_after=on+casq"), "");
+  EXPECT_EQ(complaint("warm_up+sketched_sgd"), "");
+  EXPECT_NE(complaint("warm_up:with=half+sketched_sgd").find("lr_after=on"), std::string::npos);
+  EXPECT_NE(complaint("warm_up:with=half+marsit:eta_s=theorem").find("eta_s"), std::string::npos);
+  EXPECT_EQ(complaint("warm_up:with=half+sketched_sgd:lr_after=on"), "");
   EXPECT_EQ(compared.find("sketched_sgd"), std::string::npos) << compared;
   for (const char* beside : {"whole+demo", "warm_up+demo", "clip+whole+demo:top=3"}) {
     EXPECT_NE(complaint(beside).find("would deliver means beside signs"), std::string::npos) << beside;

@@ -288,7 +288,7 @@ def an_optimizer_of_other_parameters_is_refused():
                           ("momentum+casq", torch.optim.SGD(other.parameters(), lr=0.1))):
         require_error(ValueError, [spec, type(foreign).__name__, "none of this model's parameters"],
                       lambda: thinwire.register(wrap(Net), spec, optimizer=foreign))
-    require_error(TypeError, ["rows is a AdamW", "optimizer=..."],
+    require_error(TypeError, ["rows is of type AdamW", "optimizer=..."],
                   lambda: thinwire.register(wrap(Net), "casq", torch.optim.AdamW(other.parameters())))
 
 
@@ -334,7 +334,7 @@ def auto_is_the_default():
     handle = thinwire.register(model, optimizer=torch.optim.AdamW(model.parameters()))
     assert ",dense=auto:" in handle.spec, handle.spec
     handle.close()
-    require_error(TypeError, ["spec is a AdamW", "'auto'", "optimizer=..."],
+    require_error(TypeError, ["spec is of type AdamW", "'auto'", "optimizer=..."],
                   lambda: thinwire.register(model, torch.optim.AdamW(model.parameters())))
 
 

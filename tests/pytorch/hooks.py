@@ -103,7 +103,7 @@ def a_first_backward_that_fails():
 
 
 def hooks_that_cannot_be():
-    require_error(TypeError, ["spec is a int", "such as 'auto'"], lambda: thinwire.comm_hook(5))
+    require_error(TypeError, ["spec is 5", "such as 'auto'"], lambda: thinwire.comm_hook(5))
     require_error(ValueError, ["nosuch"], lambda: thinwire.comm_hook("nosuch"))
     require_error(ValueError, ["bits=7"], lambda: thinwire.comm_hook("casq:bits=7"))
     hook, state = thinwire.comm_hook("casq", deadline_seconds=DEADLINE)

@@ -394,6 +394,7 @@ SystemInfo marsit_info() {
   info.incomparable = [](const Options& options) {
     return options.text("eta_s") == "theorem" ? "give it another eta_s" : "";
   };
+  info.rate_inside = [](const Options& options) { return options.text("eta_s") == "theorem"; };
   info.state = {kEta, kDue};
   info.undoes_steps = true;
   info.turns_residual = true;

@@ -24,7 +24,7 @@ from common import DEADLINE, RANK, Net, register, require_error, require_same, t
 
 def bad_input():
     require_error(TypeError, ["DistributedDataParallel", "Net"], lambda: register(Net()))
-    require_error(TypeError, ["spec is a int", "such as 'auto'"], lambda: register(wrap(Net), 5))
+    require_error(TypeError, ["spec is 5", "such as 'auto'"], lambda: register(wrap(Net), 5))
     require_error(ValueError, ["nosuch", "marsit"], lambda: register(wrap(Net), "nosuch"))
     require_error(ValueError, ["bits=7"], lambda: register(wrap(Net), "casq:bits=7"))
     require_error(ValueError, ["lanes=0"], lambda: register(wrap(Net), lanes=0))
