@@ -42,7 +42,7 @@ REMEDIES = [
 ]
 # The same beginning for the systems that lose most as they come.
 BEGUN_WITHOUT_SIGNS = [BEGUN_IN_CODES + system for system in (
-    "marsit:full_every=100", "marsit:full_every=8", "ef_signsgd", "sketched_sgd")]
+    "marsit:full_every=100", "marsit:full_every=8", "ef_signsgd", "sketched_sgd:lr_after=on")]
 GUARDED = [f"guard:noise=0.75+{spec}" for spec in (
     "casq", "casq:bits=4", "power_sgd:rank=7:bits=4", "power_sgd:rank=32:bits=8")]
 
