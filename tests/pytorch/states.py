@@ -425,7 +425,35 @@ def damaged_states_are_refused():
         require_agreement(model, spec)
 
 
+def residuals_change_units_with_the_system():
+    """sketched_sgd's residual holds gradients times the rate, and others' hold gradients: nothing is lost
+    where one follows the other."""
+    rate = 0.1
+    for specs in (("sketched_sgd", "casq"), ("casq", "sketched_sgd"), ("global_top_k", "ef_signsgd")):
+        model = wrap(Given)
+        handle = register(model, specs[0], optimizer=torch.optim.SGD(model.parameters(), lr=rate))
+
+        def waiting(spec):
+            unit = rate if spec in ("sketched_sgd", "global_top_k") else 1
+            return [total(residuals_of(handle).get(f"weights.{i}", torch.zeros(1))) / unit for i in range(4)]
+
+        for step in range(4):
+            if step == 2:
+                handle.set(specs[1])
+            before = waiting(specs[0 if step <= 2 else 1])
+            generator = torch.Generator().manual_seed(10 * step + RANK)
+            gradients = [torch.randn(weight.shape, generator=generator) for weight in model.module.weights]
+            model.zero_grad()
+            model(gradients).backward()
+            after = waiting(specs[step // 2])
+            came = [total(gradient) + old for gradient, old in zip(gradients, before)]
+            left = [WORLD * weight.grad.double() + new for weight, new in zip(model.module.weights, after)]
+            require_same(came, left, f"{specs}, step {step}", 1e-4)
+        handle.close()
+
+
 STATES = [
+    residuals_change_units_with_the_system,
     a_forgotten_state_is_told,
     a_late_registration_forgets_nothing,
     damaged_states_are_refused,
