@@ -174,6 +174,21 @@ TEST(Checkpoint, NamesTheOptionThatDiffers) {
   }
 }
 
+TEST(Checkpoint, OfAVersionThatKnewFewerOptionsIsTheSame) {
+  const Options options;
+  const std::string now = builtin_registry().canonical("casq:bits=4");
+  const std::string option = ":downlink=codes";  // its default
+  const std::size_t at = now.find(option);
+  ASSERT_NE(at, std::string::npos) << now;
+  const std::string then = now.substr(0, at) + now.substr(at + option.size());
+  EXPECT_NO_THROW(require_same_trajectory(trajectory(options, then, 5), trajectory(options, now, 5), "DIR"));
+  EXPECT_THROW(
+      require_same_trajectory(
+          trajectory(options, then, 5),
+          trajectory(options, builtin_registry().canonical("casq:bits=4:downlink=float32"), 5), "DIR"),
+      std::runtime_error);
+}
+
 TEST(Checkpoint, HistoryAndCostsComeBack) {
   StateWriter writer;
   put_history(writer, {{.epoch = 1,
