@@ -111,7 +111,7 @@ def the_api_has_all_public_names():
     register = page[page.index(".. py:function:: "
                                "thinwire.register("):page.index(".. py:class:: thinwire.Handle")]
     assert ("checked_sums: bool=False, ranks_per_host: int=1) -> Handle\n" in register
-            and re.search(r"^    :param optimizer: whose learning rate", register, re.MULTILINE))
+            and re.search(r"^    :param optimizer: ``lr_after`` and", register, re.MULTILINE))
     assert (".. py:method:: load_state_dict(state: " in page
             and ".. py:property:: spec\n        :type: str" in page
             and "self" not in re.findall(r"::.*\((\w+)", page))

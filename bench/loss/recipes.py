@@ -66,6 +66,9 @@ def signs_of_momentum(steps: int, clip: str = "clip") -> str:
     return f"{clip}+warm_up:steps={steps}:with=blocks/bits=4/block=128+one_bit_adam:freeze=1 --clip 0"
 
 
+# The same, but that Adam's variance moves in steps ever further apart.
+VARIANCE_MOVES = "clip+warm_up:steps=39:with=blocks/bits=4/block=128+zero_one_adam:kappa=4 --clip 0"
+
 # Whether one ratio for all layers, or the words' table, is what top-k loses by. Each parameter is a bucket.
 BY_LAYER = [
     "top_k:ratio=0.05+zen --bucket-mb 0.001", "whole:names=words.*+top_k:ratio=0.05+zen",
@@ -103,7 +106,7 @@ RECIPES = {
         AS_THEY_COME + LOW_RANK_IN_CODES + [BEGUN_IN_CODES + "casq:bits=3"] + LOW_RANK_AFTER_CODES + MORE_RANK
         + ONE_FACTOR + IN_BLOCKS + [AUTO, AUTO_WITH_MORE_BUDGET] + HALF + REMEDIES + BEGUN_WITHOUT_SIGNS + GUARDED
         + MADE_FOR_ADAM + CLIPPED_FIRST
-        + [signs_of_momentum(99), signs_of_momentum(39), signs_of_momentum(99, "clip:norm=2")]
+        + [signs_of_momentum(99), signs_of_momentum(39), signs_of_momentum(99, "clip:norm=2"), VARIANCE_MOVES]
         + MARSIT_WITH_ADAM + BY_LAYER + ENTROPY_CODED + OTHER_STEPS),
     "transformer-wikitext2": (
         AS_THEY_COME + LOW_RANK_IN_CODES + LOW_RANK_AFTER_CODES + IN_BLOCKS + [AUTO] + CLIPPED_ALONE
@@ -116,7 +119,7 @@ RECIPES = {
     "transformer-kjv-200": LOCAL_STEPS,
     "transformer-kjv-2000": (
         ["dense"] + LOW_RANK_IN_CODES + ["power_sgd:rank=40:bits=8", AUTO, "half", "blocks:bits=4:block=128", "ecsq"]
-        + ["warm_up:steps=50:with=ecsq/step=0.2+ecsq", signs_of_momentum(99)]),
+        + ["warm_up:steps=50:with=ecsq/step=0.2+ecsq", signs_of_momentum(99), VARIANCE_MOVES]),
     "transformer-kjv-momentum": (
         AS_THEY_COME + LOW_RANK_IN_CODES + [AUTO, "half:format=bf16:feedback=on"] + ENTROPY_CODED
         + [BEGUN_IN_CODES + "marsit:full_every=8", BEGUN_IN_CODES + "ef_signsgd"] + MOMENTUM_INSIDE),

@@ -112,16 +112,16 @@ def register(
 ) -> Handle:
     """Synchronizes the gradients of ``model`` by the system ``spec`` from now on. Collective.
 
-    model: wrapped in DistributedDataParallel, without another hook; torch.compile may be around it or within.
-        DDP's group is Gloo's or NCCL's. Parameters are in host memory or on CUDA devices. Devices compress
-        their own gradients where Thinwire was built with CUDA; otherwise the CPU does, during backward.
+    model: wrapped in DistributedDataParallel over Gloo or NCCL, without another hook; torch.compile may be
+        around it or within. Parameters are in host memory or on CUDA devices. Devices compress their own
+        gradients where Thinwire was built with CUDA; otherwise the CPU does, during backward.
     spec: as on the command line, ``auto`` or ``power_sgd:rank=32:bits=8``; ``systems()`` lists them.
     rows: the system for row-sparse gradients, those of ``nn.Embedding(sparse=True)``; else the exact ``zen``.
-    seed: of everything random. threads: CPU threads that compress, per lane. lanes: buckets that are under
-        way at a time, each with connections of its own. step_limit_seconds: of all waits of a step; unless
-        given an hour, or twice a longer deadline.
+    seed: of everything random. threads: CPU threads that compress, per lane.
+    lanes: buckets that are under way at a time, each with connections of its own.
     deadline_seconds: how long a rank waits while no byte moves; unless given, the timeout of DDP's group. A
         rank that ends is named within seconds, one that is frozen or cut off after this time.
+    step_limit_seconds: of all waits of a step; unless given an hour, or twice a longer deadline.
     optimizer: ``lr_after`` and ``marsit:eta_s=theorem`` read its first group's learning rate. Rank 0 warns
         of what was measured to lose with such a one. one_bit_adam and zero_one_adam need torch's Adam or
         AdamW, whose ``step`` then leaves the second moment as it is where they say so.
