@@ -46,7 +46,7 @@ Losses of_top_k(const Options& options) {
 
 Losses of_sketched_sgd(const Options& options) {
   if (!sends_at_most(0.01, options)) return {};
-  return {.adam = 1.1, .momentum = 0.6, .adam_after_warm_up = 0.6};
+  return {.adam = 1.1, .momentum = 0.6, .adam_after_warm_up = 0.5};
 }
 
 Losses of_ef_signsgd(const Options&) {
