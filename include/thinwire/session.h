@@ -300,7 +300,7 @@ class Session {
   void keep_by_state(std::size_t pipeline);
   std::string canonical(const std::string& saved) const;
   std::vector<std::vector<float>> read_residuals(const StateReader& reader, From from) const;
-  float factor_of_units(const StateReader& reader) const;
+  float factor_of_units(bool before, bool now) const;
   void restore(const StateReader& reader, From from);
 
   std::unique_ptr<HostGroups> hosts_;  // null: every rank is a worker

@@ -3,6 +3,8 @@
 // is treated as its kind declares (StateKind); `registry` knows the kinds of states that were saved before
 // they carried declarations.
 
+#include <functional>
+#include <string_view>
 #include <vector>
 
 #include "thinwire/registry.h"
@@ -13,6 +15,9 @@ namespace thinwire {
 /// The state with everything in units of gradients times `factor`. Throws std::invalid_argument for a factor
 /// that is not finite.
 StateWriter scaled_state(const StateReader& state, float factor, const Registry& registry);
+/// The same with a factor for each parameter, of which factor_of says it by name.
+StateWriter scaled_state(const StateReader& state, const std::function<float(std::string_view)>& factor_of,
+                         const Registry& registry);
 
 /// All ranks' states, in order of rank, as one. Kinds that differ between ranks become sums over ranks;
 /// everything else is rank 0's. Throws std::invalid_argument when there is none, and for entries of one name

@@ -377,7 +377,7 @@ std::vector<MomentumNeed> Registry::momentum_needs(std::string_view spec) const 
 }
 
 bool Registry::rate_is_inside(std::string_view spec) const {
-  const auto parts = parse_spec(parse_spec_pair(spec).dense);
+  const auto parts = parse_spec(spec);
   return std::ranges::any_of(parts, [&](const SpecPart& part) { return rate_inside(part, find(part.name)); });
 }
 

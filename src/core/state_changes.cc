@@ -38,7 +38,7 @@ std::vector<float> floats_of(const StateReader& state, std::string_view entry) {
   return values;
 }
 
-/// The same state, of which change(kind, value) says what becomes of each value.
+/// The same state, of which change(kind, parameter, value) says what becomes of each value.
 template <class Change>
 StateWriter changed(const StateReader& state, const Registry& registry, Change&& change) {
   StateWriter writer;
@@ -49,7 +49,8 @@ StateWriter changed(const StateReader& state, const Registry& registry, Change&&
       continue;
     }
     auto values = floats_of(state, entry);
-    for (float& value : values) value = change(kind, value);
+    const EntryName name(entry);
+    for (float& value : values) value = change(kind, name.parameter, value);
     writer.put(entry, Span<const float>(values));
   }
   return writer;
@@ -70,8 +71,14 @@ void accumulate(std::vector<double>& sums, const StateReader& state, const std::
 
 StateWriter scaled_state(const StateReader& state, float factor, const Registry& registry) {
   if (!std::isfinite(factor)) throw std::invalid_argument("a state times a factor that is not finite");
-  return changed(state, registry, [factor](const StateKind& kind, float value) {
-    return kind.unit == StateKind::Unit::gradient ? value * factor : value;
+  return scaled_state(
+      state, [factor](std::string_view) { return factor; }, registry);
+}
+
+StateWriter scaled_state(const StateReader& state, const std::function<float(std::string_view)>& factor_of,
+                         const Registry& registry) {
+  return changed(state, registry, [&](const StateKind& kind, std::string_view parameter, float value) {
+    return kind.unit == StateKind::Unit::gradient ? value * factor_of(parameter) : value;
   });
 }
 
@@ -97,7 +104,7 @@ StateWriter merged_state(const std::vector<StateReader>& ranks, const Registry& 
 }
 
 StateWriter shared_state(const StateReader& merged, int merged_ranks, int ranks, const Registry& registry) {
-  return changed(merged, registry, [&](const StateKind& kind, float value) {
+  return changed(merged, registry, [&](const StateKind& kind, std::string_view, float value) {
     switch (kind.ranks) {
       case StateKind::Ranks::sum:
         return value / static_cast<float>(ranks);

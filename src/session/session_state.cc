@@ -1,5 +1,10 @@
 // What a session saves and loads.
+#include <array>
+#include <functional>
+#include <map>
 #include <stdexcept>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "session/session_parts.h"
@@ -135,32 +140,42 @@ void Session::load(const StateReader& reader) {
   keep_all();
 }
 
-/// What another spec's residuals are to be multiplied by: products of gradients and rates become gradients,
-/// or the other way round.
-float Session::factor_of_units(const StateReader& reader) const {
-  const Registry& registry = *options_.registry;
-  bool before = false;
-  try {
-    before = registry.rate_is_inside(reader.get_text("spec"));
-  } catch (const std::invalid_argument&) {
-    // Of a version that this one does not know.
-  }
-  const bool now = registry.rate_is_inside(spec());
+/// What residuals in units of the first are to be multiplied by for the second: products of gradients and
+/// rates become gradients, or the other way round. Both: whether the learning rate is inside.
+float Session::factor_of_units(bool before, bool now) const {
   if (before == now) return 1;
   if (!(learning_rate_ > 0)) {
-    throw std::runtime_error("'" + registry.readable(now ? spec() : reader.get_text("spec")) +
-                             "' keeps products of gradients and the learning rate, and that is 0: change the "
+    throw std::runtime_error(std::string(now ? "the new system" : "the system of the state") +
+                             " keeps products of gradients and the learning rate, and that is 0: change the "
                              "system in a step with another rate");
   }
   return static_cast<float>(now ? learning_rate_ : 1 / learning_rate_);
 }
 
 void Session::take_over(const StateReader& reader) {
-  const float factor = factor_of_units(reader);
-  if (factor == 1) {
+  const Registry& registry = *options_.registry;
+  std::array<bool, 2> before{}, now{};  // of dense buckets and of rows
+  try {
+    const SpecPair spec = parse_spec_pair(reader.get_text("spec"));
+    before = {registry.rate_is_inside(spec.dense), registry.rate_is_inside(spec.rows)};
+  } catch (const std::invalid_argument&) {
+    // Of a version with other systems.
+  }
+  now = {registry.rate_is_inside(pipelines_.front().spec), registry.rate_is_inside(pipelines_.back().spec)};
+  if (before == now) {
     restore(reader, From::other_spec);
   } else {
-    restore(StateReader(scaled_state(reader, factor, *options_.registry)), From::other_spec);
+    std::map<std::string, float, std::less<>> factors;
+    for (BucketId bucket = 0; bucket < buckets_.size(); ++bucket) {
+      const std::size_t part = buckets_[bucket]->row_sparse ? 1 : 0;
+      const float factor = factor_of_units(before[part], now[part]);
+      for (const auto& parameter : layouts_[bucket]) factors[parameter.name] = factor;
+    }
+    const auto factor_of = [&](std::string_view parameter) {
+      const auto found = factors.find(parameter);
+      return found == factors.end() ? 1 : found->second;
+    };
+    restore(StateReader(scaled_state(reader, factor_of, registry)), From::other_spec);
   }
   keep_all();
 }

@@ -122,6 +122,32 @@ TEST(Session, TakesOverWhatWaitsInUnitsOfItsOwnSystem) {
   });
 }
 
+TEST(Session, TakesOverRowsInTheirOwnUnits) {
+  run_in_process(1, [](Communicator& communicator) {
+    Session first("rows=casq,dense=sketched_sgd:k=1", communicator);
+    first.add_bucket({{"w", 2}});
+    const BucketId table = first.add_rows("table", 8, 2);
+    first.set_learning_rate(0.5);
+    std::vector<float> gradient = {4, 2};
+    first.synchronize(0, gradient);
+    const std::vector<std::uint32_t> indices = {1, 5};
+    const std::vector<float> values = {1, -3, 2, 7};
+    first.synchronize_rows(table, {.row_indices = indices, .values = values, .rows = 8, .width = 2});
+    first.next_step();
+    const std::vector<float> before(first.residual(table).begin(), first.residual(table).end());
+    StateWriter writer;
+    first.save(writer);
+    Session second("rows=casq,dense=casq:bits=4", communicator);
+    second.add_bucket({{"w", 2}});
+    second.add_rows("table", 8, 2);
+    second.set_learning_rate(0.5);
+    second.take_over(StateReader(std::move(writer)));
+    EXPECT_EQ(second.residual(0)[1], 2);
+    EXPECT_EQ(std::vector<float>(second.residual(table).begin(), second.residual(table).end()), before);
+    EXPECT_TRUE(std::ranges::any_of(before, [](float value) { return value != 0; }));
+  });
+}
+
 TEST(Session, ATorusThatCannotBeIsRefusedOnEveryRank) {
   run_in_process(4, [](Communicator& communicator) {
     for (const char* spec : {"marsit:full_every=0:eta_s=1:topology=torus:rows=5"}) {
