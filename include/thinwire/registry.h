@@ -184,8 +184,8 @@ class Registry {
   /// Whether a system of the spec, or of a pair of them, freezes Adam's variance in this step, or in any.
   /// Throws what make() throws.
   bool freezes_variance(std::string_view spec, std::optional<std::uint64_t> step = {}) const;
-  /// Whether a system of the spec, which is no pair, has the learning rate inside: its residual holds products
-  /// of gradients and rates. Throws as shortened() does.
+  /// Whether a system of the spec, which is no pair, has the learning rate inside: its residual holds
+  /// products of gradients and rates. Throws as shortened() does.
   bool rate_is_inside(std::string_view spec) const;
   /// What the systems of the spec, or of a pair's dense part, ask of the optimizer. Tables of rows may have
   /// an optimizer of their own. Throws as shortened() does.
