@@ -8,7 +8,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
-from common import RANK, WORLD, Given, Net, register, require_agreement, require_error, require_same, wrap
+from common import (
+    DEADLINE, RANK, WORLD, Given, Net, register, require_agreement, require_error, require_same, wrap,
+)
 from thinwire import adapter
 
 SIZES = (700, 33, 1200, 5)
@@ -334,6 +336,13 @@ def auto_is_the_default():
     handle = thinwire.register(model, optimizer=torch.optim.AdamW(model.parameters()))
     assert ",dense=auto:" in handle.spec, handle.spec
     handle.close()
+    model = wrap(Net)
+    hook, state = thinwire.comm_hook(deadline_seconds=DEADLINE)
+    model.register_comm_hook(state, hook)
+    model(torch.randn(4, 20)).square().mean().backward()
+    assert ",dense=auto:" in state.handle.spec, state.handle.spec
+    state.handle.close()
+    model = wrap(Net)
     require_error(TypeError, ["spec is of type AdamW", "'auto'", "optimizer=..."],
                   lambda: thinwire.register(model, torch.optim.AdamW(model.parameters())))
 
