@@ -42,7 +42,7 @@ SystemInfo global_top_k_info() {
   info.delivers_all = false;
   info.corrects_momentum = true;
   info.incomparable = units_of_global_top_k;
-  info.rate_inside = [](const Options& options) { return !options.flag("lr_after"); };
+  info.rate_inside = has_rate_inside;
   info.momentum_option = "momentum";
   info.options = global_top_k_options();
   info.make = [](const Options& options, Inner) {

@@ -41,15 +41,19 @@ GlobalTopKSettings read_global_top_k(const Options& options) {
           .dense_below = static_cast<std::size_t>(options.integer("dense_below", 0, 0xffffffff))};
 }
 
+bool has_rate_inside(const Options& options) {
+  return !options.flag("lr_after");
+}
+
 std::string units_of_global_top_k(const Options& options) {
-  return options.flag("lr_after") ? "" : "set its lr_after=on";
+  return has_rate_inside(options) ? "set its lr_after=on" : "";
 }
 
 std::unique_ptr<Synchronizer> with_momentum_and_rate(const Options& options,
                                                      std::unique_ptr<Synchronizer> system) {
   const double momentum = options.real("momentum", 0, 1);
   if (momentum != 0) system = correct_momentum(static_cast<float>(momentum), std::move(system));
-  return options.flag("lr_after") ? std::move(system) : put_learning_rate_inside(std::move(system));
+  return has_rate_inside(options) ? put_learning_rate_inside(std::move(system)) : std::move(system);
 }
 
 // ---------------------------------------------------------------------------------------------------------

@@ -24,6 +24,8 @@ struct GlobalTopKSettings {
 std::vector<OptionInfo> global_top_k_options();
 GlobalTopKSettings read_global_top_k(const Options& options);
 
+/// SystemInfo::rate_inside.
+bool has_rate_inside(const Options& options);
 /// SystemInfo::incomparable, by lr_after.
 std::string units_of_global_top_k(const Options& options);
 

@@ -254,7 +254,7 @@ SystemInfo sketched_sgd_info() {
   info.delivers_all = false;
   info.corrects_momentum = true;
   info.incomparable = units_of_global_top_k;
-  info.rate_inside = [](const Options& options) { return !options.flag("lr_after"); };
+  info.rate_inside = has_rate_inside;
   info.momentum_option = "momentum";
   info.options = {{"p", "8", "candidates per delivered element, whose exact values are exchanged"},
                   {"rows", "5", "rows of the sketch, 1 to 31; estimates are their median"},
