@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import os
 import signal
+import socket
 import sys
 import time
 
@@ -38,12 +39,18 @@ def end_beside():
 
 
 def wait_for_the_end():
-    """On the others: returns when the store's server is gone."""
+    """On the others: returns when the store's server is gone and nothing listens in its place.
+    The kernel closes the server's connections one after another: the last may be the one that listens."""
     store = dist.distributed_c10d._get_default_store()
     if rank == 1:
         store.set("rank 1 is about to connect", "")
     with contextlib.suppress(RuntimeError, OSError):
         while _C.missing_keys(store, ["never"]):
+            time.sleep(0.02)
+    address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    with contextlib.suppress(OSError):
+        while True:
+            socket.create_connection(address, timeout=DEADLINE).close()
             time.sleep(0.02)
 
 
