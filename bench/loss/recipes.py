@@ -119,7 +119,9 @@ RECIPES = {
     "transformer-kjv-200": LOCAL_STEPS,
     "transformer-kjv-2000": (
         ["dense"] + LOW_RANK_IN_CODES + ["power_sgd:rank=40:bits=8", AUTO, "half", "blocks:bits=4:block=128", "ecsq"]
-        + ["warm_up:steps=50:with=ecsq/step=0.2+ecsq", signs_of_momentum(99), VARIANCE_MOVES]),
+        + ["warm_up:steps=50:with=ecsq/step=0.2+ecsq", signs_of_momentum(99), VARIANCE_MOVES]
+        # Whether what rank 15 loses is lost in the first quarter alone.
+        + ["warm_up:steps=500:with=blocks/bits=8+power_sgd:rank=15:bits=8"]),
     "transformer-kjv-momentum": (
         AS_THEY_COME + LOW_RANK_IN_CODES + [AUTO, "half:format=bf16:feedback=on"] + ENTROPY_CODED
         + [BEGUN_IN_CODES + "marsit:full_every=8", BEGUN_IN_CODES + "ef_signsgd"] + MOMENTUM_INSIDE),

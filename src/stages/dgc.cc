@@ -11,7 +11,7 @@
 //   largest k of those that passed are selected exactly. Fewer may pass: the others wait for the next step.
 // - With threshold=shards the sample is that of all ranks with parts of the same layers (Step::shards): of a
 //   host whose ranks act as one worker, or of tensor parallelism. So each rank selects what is large among
-//   all parts, by one threshold. (Z. Wang et al., "Zen", section 4.1.) More than k of all parts are cut off.
+//   all parts, by one threshold. (Z. Wang et al., "Zen", section 3.4.) More than k of all parts are cut off.
 // - Warm-up (section 3.3): 25 %, 6.25 %, ... of the elements in equal parts of the first warmup_steps, until
 //   the next quarter would be below `ratio`.
 
