@@ -165,7 +165,7 @@ def casq_figure_5(parts: dict) -> tuple:
 
 
 def gap_over_the_training(errors: dict, names: list) -> str:
-    """Section 5.1: whether the gap between casq and alq grows when the learning rate falls, as it does here by a cosine."""
+    """Section 5.1: whether the gap between casq and alq grows when the learning rate falls."""
     casq = next(by_part for spec, by_part in errors.items() if spec.startswith("casq:bits=2:") and "clusters=own" in spec)
     alq = next(by_part for spec, by_part in errors.items() if spec.startswith("alq:bits=3:") and "zero=off:feedback" in spec)
     rows = []
