@@ -221,10 +221,13 @@ def told_losses_are_those_of_the_results(thinwire):
         dense = {run["seed"]: run["epochs"][-1]["test_loss"] for run in runs if run["label"] == "dense"}
         for label in {run["label"] for run in runs}:
             # Of other stages and options there is no word.
-            parts = {part.split(":")[0] for part in label.split("+")}
-            if parts <= {"warm_up", "top_k", "zen", "casq", "sketched_sgd", "ef_signsgd",
-                         "marsit"} and " " not in label and "full_above" not in label:
-                of[label, adam] = statistics.fmean(run["epochs"][-1]["test_loss"] - dense[run["seed"]]
+            parts = {re.split("[: ]", part)[0] for part in label.split("+")}
+            spec, _, options = label.partition(" ")
+            if parts - {"clip"} <= {"warm_up", "top_k", "zen", "casq", "sketched_sgd", "ef_signsgd",
+                                    "marsit", "power_sgd", "acp_sgd"} \
+                    and options == ("--clip 0" if "clip" in parts else "") and "full_above" not in label \
+                    and not {"clip", "warm_up"} <= parts:
+                of[spec, adam] = statistics.fmean(run["epochs"][-1]["test_loss"] - dense[run["seed"]]
                                                    for run in runs if run["label"] == label)
     script = ("import json, sys; from thinwire.extension import _C; "
               "print(json.dumps([_C.known_loss(*one) for one in json.load(sys.stdin)]))")

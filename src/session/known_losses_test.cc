@@ -23,6 +23,11 @@ TEST(KnownLosses, GoByTheSystemItsOptionsAndTheOptimizer) {
   EXPECT_TRUE(says("marsit", TrainedWith::momentum, "0.7"));
   EXPECT_TRUE(says("marsit:full_every=9223372036854775807", TrainedWith::adam, "0.4"));
   EXPECT_TRUE(says("rows=zen,dense=ef_signsgd", TrainedWith::adam, "1.1"));
+  EXPECT_TRUE(says("power_sgd", TrainedWith::adam, "0.1"));
+  EXPECT_TRUE(says("acp_sgd:rank=32:bits=8", TrainedWith::adam, "0.1"));
+  for (const char* kept : {"power_sgd:rank=15:bits=8", "acp_sgd:rank=64"}) {
+    EXPECT_EQ(known_loss(kept, TrainedWith::adam), "") << kept;
+  }
   for (const char* kept :
        {"dense", "half", "power_sgd:rank=4", "top_k:ratio=0.05+zen", "marsit:full_every=8"}) {
     EXPECT_EQ(known_loss(kept, TrainedWith::momentum), "") << kept;
@@ -42,7 +47,14 @@ TEST(KnownLosses, GoByTheStagesInFront) {
   EXPECT_NE(known_loss("warm_up+casq", TrainedWith::adam).find("after a warm-up"), std::string::npos);
   EXPECT_EQ(known_loss("warm_up+casq:bits=4", TrainedWith::adam), "");
   EXPECT_EQ(known_loss("warm_up+casq", TrainedWith::momentum), "");  // not measured
-  for (const std::string stage : {"guard", "clip", "momentum", "decay", "whole"}) {
+  EXPECT_TRUE(says("clip+casq", TrainedWith::adam, "0.2"));
+  EXPECT_NE(known_loss("clip+casq", TrainedWith::adam).find("clipped first"), std::string::npos);
+  EXPECT_EQ(known_loss("clip+casq:bits=4", TrainedWith::adam), "");
+  for (const char* unmeasured : {"clip+ef_signsgd", "clip+warm_up:steps=50+casq"}) {
+    EXPECT_EQ(known_loss(unmeasured, TrainedWith::adam), "") << unmeasured;
+  }
+  EXPECT_EQ(known_loss("clip+casq", TrainedWith::momentum), "");
+  for (const std::string stage : {"guard", "momentum", "decay", "whole"}) {
     EXPECT_EQ(known_loss(stage + "+casq", TrainedWith::adam), "") << stage;
   }
   EXPECT_THROW(known_loss("nosuch", TrainedWith::adam), std::invalid_argument);
