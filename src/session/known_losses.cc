@@ -102,7 +102,8 @@ struct Before {
     return clip ? losses.adam_clipped_first : losses.adam;
   }
   std::string text() const {
-    return std::string(warm_up ? ", after a warm-up" : "") + (clip ? ", each rank's gradient clipped first" : "");
+    return std::string(warm_up ? ", after a warm-up" : "") +
+           (clip ? ", each rank's gradient clipped first" : "");
   }
 };
 
@@ -132,7 +133,8 @@ std::string known_loss(std::string_view spec, TrainedWith optimizer) {
     if (found == kKnown.end()) return {};  // also another stage: what stands behind it was not measured so
     const double nats = before.lost(found->losses(options), optimizer);
     if (nats == 0) return {};
-    return part.name + " with " + (adam ? "Adam" : "momentum") + before.text() + ": a transformer's loss ended about " + tenths(nats) +
+    return part.name + " with " + (adam ? "Adam" : "momentum") + before.text() +
+           ": a transformer's loss ended about " + tenths(nats) +
            " nats above dense's. On that text power_sgd:rank=32:bits=8 and auto kept dense's (docs/" +
            (adam ? "why_systems_lose.md" : "loss.md") + ")";
   }
