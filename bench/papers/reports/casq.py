@@ -179,6 +179,26 @@ def gap_over_the_training(errors: dict, names: list) -> str:
             table(["error", "first quarter", "second", "third", "last"], rows))
 
 
+def casq_downlink(parts: dict) -> tuple:
+    made, all_axes = figure(len(parts))
+    errors, sent = {}, {}
+    for axes, (name, results) in zip(all_axes, parts.items()):
+        for result in results:
+            sent[result["spec"]] = result["wire_bytes_sent_max"]
+        of_part = by_spec(results, lambda result: result["relative_error"])
+        for at, (spec, values) in enumerate(of_part.items()):
+            errors.setdefault(spec, []).append(spread_text(values, ".3f"))
+            axes.plot([sent[spec] / 1e6], [sum(values) / len(values)], label=quantizer_in_full(spec), **{**style(at), "linestyle": ""})
+        axes.set_title("normal values" if name == "tails_0" else "heavy tails", fontsize=10)
+        axes.set_xlabel("MB that a worker sends")
+        axes.set_ylabel("error of the mean over its length")
+    legend(made, all_axes[0], 3)
+    text = ("The paper gathers all codes, so that each worker makes the mean of what all have sent. By default the owner of a part codes its mean once more. "
+            "The error is |mean - exact mean| / |exact mean|.\n\n")
+    return text + table(["system", "bytes of the worker that sends most", "error, normal values", "heavy tails"],
+                        [[f"`{spec}`", f"{sent[spec]:,.0f}"] + of for spec, of in errors.items()]), made
+
+
 def published(system) -> bool:
     """Gathered, and without error feedback."""
     return system.options.get("topology") == "all_gather" and system.options.get("feedback") == "off"

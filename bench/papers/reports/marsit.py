@@ -338,3 +338,21 @@ def marsit_figure_4(parts: dict) -> tuple:
         text += of_figure_4(name, parts[f"marsit_table_2/{name}"], times, all_axes[2 * at:2 * at + 2])
     legend(made, all_axes[2])
     return text, made
+
+
+def marsit_sign_rings(parts: dict) -> tuple:
+    made, (axes,) = figure()
+    counts = sorted(int(name.split("_")[1]) for name in parts)
+    sent = {}
+    for count in counts:
+        for result in parts[f"workers_{count}"]:
+            sent.setdefault(result["spec"], []).append(result["wire_bytes_sent_max"])
+    for at, (spec, of) in enumerate(sent.items()):
+        axes.plot(counts, [each / 1e3 for each in of], label=spec.replace(":feedback=off", ""), **style(at))
+    axes.set_xticks(counts)
+    axes.set_xlabel("workers")
+    axes.set_ylabel("kB that a worker sends")
+    legend(made, axes)
+    text = ("The paper: sums of signs grow on a ring, up to log2 of the workers in bits, and Elias coding makes them shorter. Bytes of the worker that sends "
+            "most:\n\n")
+    return text + table(["system"] + [f"{count} workers" for count in counts], [[f"`{spec}`"] + [f"{each:,.0f}" for each in of] for spec, of in sent.items()]), made
