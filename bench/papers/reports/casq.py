@@ -168,6 +168,8 @@ def gap_over_the_training(errors: dict, names: list) -> str:
     """Section 5.1: whether the gap between casq and alq grows when the learning rate falls."""
     casq = next(by_part for spec, by_part in errors.items() if spec.startswith("casq:bits=2:") and "clusters=own" in spec)
     alq = next(by_part for spec, by_part in errors.items() if spec.startswith("alq:bits=3:") and "zero=off:feedback" in spec)
+    if len(casq[names[0]][0]) < 4:
+        return ""
     rows = []
     for name in names:
         ratios = [[one / other for one, other in zip(*both)] for both in zip(casq[name], alq[name])]
