@@ -146,7 +146,8 @@ void add_bench_command(CLI::App& app) {
   command->add_option("--sync", options->sync, "Systems to run, separated by commas");
   command->add_option("--elements", options->gradient.elements, "Elements of the bucket")
       ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{0xFFFFFFFF}));
-  command->add_option("--density", options->gradient.density, "Share of rows that are not zero");
+  command->add_option("--density", options->gradient.density, "Share of rows that are not zero")
+      ->check(share());
   auto* zipf = command->add_option("--zipf", options->gradient.zipf, "Skew of the rows' popularity; 0: even");
   command
       ->add_option("--gamma", options->gradient.gamma,

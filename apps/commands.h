@@ -15,6 +15,16 @@ inline CLI::Validator not_negative() {
           "", "not negative"};
 }
 
+/// For a share of something, in words that have the value as it was given. What is no number is told before.
+inline CLI::Validator share() {
+  return {[](std::string& value) {
+            double number = 0;
+            const bool fits = CLI::detail::lexical_cast(value, number) && number > 0 && number <= 1;
+            return fits ? std::string() : value + " must be above 0 and at most 1";
+          },
+          "", "share"};
+}
+
 /// More ranks than anything here was made for: above, a typing error is likelier.
 constexpr int kMostWorkers = 1 << 20;
 

@@ -314,7 +314,7 @@ void add_launch_command(CLI::App& app) {
       ->add_option("--grace", options->grace_seconds,
                    "Seconds that the other processes get to end by themselves after one has failed")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(not_negative());
   command->add_option("command", options->command, "Program and arguments, after --")->required();
   command->positionals_at_end();
   command->callback([options] {

@@ -15,6 +15,7 @@
 
 #include "apps/commands.h"
 #include "apps/program.h"
+#include "apps/wrong_number.h"
 #include "core/closest.h"
 #include "thinwire/version.h"
 
@@ -85,6 +86,16 @@ std::string unexpected(const CLI::App& app) {
   return problem + "; commands are " + joined(commands, ", ");
 }
 
+/// One line about the command line.
+std::string usage_problem(const CLI::App& app, const CLI::ParseError& error) {
+  const bool stray = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
+  if (app.get_subcommands().empty()) return unexpected(app) + "; see thinwire --help";
+  const CLI::App& command = *app.get_subcommands()[0];
+  std::string problem = stray ? unexpected(app) : thinwire::apps::wrong_number(command, error);
+  if (problem.empty()) problem = error.what();
+  return problem + "; see thinwire " + command.get_name() + " --help";
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -108,11 +119,7 @@ int main(int argc, char** argv) {
   } catch (const CLI::RuntimeError& error) {  // a command's own exit status
     status = error.get_exit_code();
   } catch (const CLI::ParseError& error) {
-    const bool stray = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
-    const std::string command =
-        app.get_subcommands().empty() ? "" : " " + app.get_subcommands()[0]->get_name();
-    complain((stray || command.empty() ? unexpected(app) : error.what()) + "; see thinwire" + command +
-             " --help");
+    complain(usage_problem(app, error));
     status = 2;
   } catch (const std::invalid_argument& error) {
     complain(error.what());

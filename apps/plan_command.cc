@@ -113,7 +113,7 @@ void add_model_options(CLI::App& command, PlanOptions& options) {
                      "Seconds of a training step without synchronization");
   command.add_option("--training-threads", options.training_threads,
                      "Threads of a rank that compute this step; 0: a device does");
-  command.add_option("--density", options.density, "Share of the gradient that is not zero");
+  command.add_option("--density", options.density, "Share of the gradient that is not zero")->check(share());
 }
 
 }  // namespace

@@ -115,7 +115,8 @@ void add_synthetic(CLI::App& command, SweepOptions& sweep, CLI::Option* recorded
       ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{0xFFFFFFFF}));
   synthetic(command.add_option("--density", sweep.densities,
                                "Shares of rows that are not zero, separated by commas"))
-      ->delimiter(',');
+      ->delimiter(',')
+      ->check(share());
   auto* zipf =
       synthetic(command.add_option("--zipf", sweep.gradient.zipf, "Skew of the rows' popularity; 0: even"));
   synthetic(command.add_option("--gamma", sweep.gammas,

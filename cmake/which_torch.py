@@ -21,8 +21,8 @@ def main() -> int:
             seen = {name: value for name, value in os.environ.items() if name not in HIDING}
             return subprocess.run([sys.executable, os.path.abspath(__file__)], env=seen).returncode
         print(f"{sys.executable} cannot import torch ({error}): install it there first "
-              "(Debian: python3-torch). Builds by uv and by `python -m build` hide an installed torch: "
-              "install scikit-build-core, too, and build without isolation", file=sys.stderr)
+              "(pip install torch, or Debian's python3-torch). Builds by uv and by `python -m build` hide an "
+              "installed torch: install scikit-build-core, too, and build without isolation", file=sys.stderr)
         return 1
     print(torch.__version__, os.path.dirname(torch.__file__), int(torch._C._GLIBCXX_USE_CXX11_ABI), sep="\n")
     for name in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI"):

@@ -138,7 +138,11 @@ def bad_usage():
         ((*good, "--elements", "1000", "--sync", "nonsense"), "nonsense"),
         ((*good, "--elements", "1000", "--sync", "dense,auto"), "it is what chooses"),
         ((*good, "--elements", "1000", "--model-step", "-1"), "a step of -1"),
-        ((*good, "--elements", "1000", "--density", "0"), "density"),
+        ((*good, "--elements", "1e6"), "--elements=1e6: a whole number without point or exponent is needed, "
+                                       "such as 1000000; see thinwire plan --help"),
+        ((*good, "--elements", "1000", "--model-step=250ms"),
+         "--model-step=250ms: a number is needed, such as 0.25; see"),
+        ((*good, "--elements", "1000", "--density", "0"), "--density: 0 must be above 0 and at most 1"),
         ((*good, "--elements", "1000", "--cores", "0"), "cores"),
         ((*good, "--elements", "1000", "--within", "-1"), "within"),
         ((*good, "--elements", "1000", "--training-threads", "nan"), "threads"),

@@ -66,6 +66,12 @@ def bad_usage():
         (("--worker", "3"), "not expected: --worker 3 (did you mean --workers?); see"),
         (("--elemnets=3",), "not expected: --elemnets=3 (did you mean --elements?)"),
         (("--ssed", "3", "--ploot", "x"), "(did you mean --seed?) (did you mean --plot?)"),
+        (("--density", "0.1,2.0"), "--density: 2.0 must be above 0 and at most 1; see"),
+        (("--zipf", "steep"), "--zipf=steep: a number is needed, such as 0.25; see"),
+        (("--workers", "4,many"), "--workers=many: a whole number is needed, such as 3; see"),
+        (("--elements", "1e6"), "--elements=1e6: a whole number without point or exponent is needed, "
+                                "such as 1000000; see thinwire simulate --help"),
+        (("--errors=maybe",), "--errors=maybe: it takes no value"),
     ]:
         done = run("simulate", *arguments, status=2)
         assert word in done.stderr and done.stderr.count("\n") == 1 and not done.stdout, done
@@ -77,7 +83,18 @@ def bad_usage():
         ((), ("no command", "simulate")),
         (("--bogus", "3"), ("--bogus", "simulate")),
         (("bench", "--workers", "0"), ("--workers", "range", "1")),
+        (("bench", "--workers", "2.0"), ("--workers=2.0", "without point or exponent", "such as 2;")),
+        (("bench", "--elements", "5e9"), ("--elements=5e9", "such as 5000000000;")),
+        (("bench", "--elements", "1.5"), ("--elements=1.5: a whole number is needed, such as 3;",)),
+        (("bench", "--density", "2.0"), ("--density: 2.0 must be above 0 and at most 1;",)),
+        (("bench", "--tails", "9"), ("--tails 9 must be from 0 to 5",)),
+        (("launch", "-n", "two", "--", "true"), ("--processes=two: a whole number is needed, such as 3;",)),
+        (("launch", "-n", "1", "--grace", "-1", "--", "true"), ("--grace: -1 must not be negative;",)),
         (("bench", "--json", os.path.dirname(THINWIRE)), ("is a folder: name a file",)),
+        *([(("train", "--epochs", "one"), ("--epochs=one: a whole number is needed, such as 3; see",)),
+           (("train", "--epochs", "99999999999"), ("--epochs=99999999999: a smaller whole number",)),
+           (("train", "--lr", "0,5"), ("--lr=0,5: a number is needed, such as 0.25; see thinwire train",)),
+           ] if os.path.exists(THINWIRE + "-torch") else []),
     ]:
         done = run(*arguments, status=2)
         assert (all(word in done.stderr for word in words) and done.stderr.count("\n") == 1

@@ -1,5 +1,7 @@
 #include "apps/gradients/synthetic.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cmath>
 #include <numbers>
@@ -73,11 +75,10 @@ void find_candidates(const RandomStream& stream, const Skew& skew, double log_ti
 
 Skew make_skew(const SyntheticGradient& shape, int world) {
   if (!(shape.density > 0 && shape.density <= 1)) {
-    throw std::invalid_argument("density " + std::to_string(shape.density) +
-                                " must be above 0 and at most 1");
+    throw std::invalid_argument(fmt::format("--density {} must be above 0 and at most 1", shape.density));
   }
   if (!(shape.tails >= 0 && shape.tails <= 5)) {
-    throw std::invalid_argument("tails " + std::to_string(shape.tails) + " must be 0 to 5");
+    throw std::invalid_argument(fmt::format("--tails {} must be from 0 to 5", shape.tails));
   }
   if (shape.row_width == 0 || shape.elements == 0 || shape.elements % shape.row_width != 0) {
     throw std::invalid_argument("row width " + std::to_string(shape.row_width) + " must divide the " +

@@ -213,8 +213,8 @@ def tell_of_error(error: BaseException) -> None:
         return
     rank, size = dist.get_rank(), dist.get_world_size()
     what = (str(error).splitlines() or [""])[0]
-    text = (f"rank {rank} has ended before it called register, by an error of its own: "
-            f"{type(error).__name__}: {what}")
+    text = (f"rank {rank} has ended before it called register, which every rank has to call. It ended by an "
+            f"error of its own: {type(error).__name__}: {what}")
     with contextlib.suppress(*STORE_ERRORS):  # whoever looks finds the store gone
         store = distributed_c10d._get_default_store()
         client = store_client(store, _COURTESY)

@@ -31,6 +31,10 @@ def _require_arguments(
     """What ``register`` says of arguments that cannot be."""
     refuse_other_wrappers(model)
     if not isinstance(model, DistributedDataParallel):
+        if isinstance(spec, torch.nn.Module):
+            raise TypeError("register takes the model first and a spec behind it, thinwire.register(model, "
+                            f"'auto'), and {type(model).__name__} stands there; an optimizer is given by its "
+                            "name, optimizer=...")
         raise TypeError(
             f"register takes a DistributedDataParallel model, not {type(model).__name__}: wrap it first, "
             "thinwire.register(DistributedDataParallel(model), ...)"

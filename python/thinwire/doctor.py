@@ -83,7 +83,7 @@ def _look(problems: List[str]) -> List[str]:
         import torch.distributed as dist
     except ImportError as error:
         problems.append(f"torch cannot be imported ({error}): install it in this environment "
-                        "(Debian: python3-torch)")
+                        "(pip install torch, or Debian's python3-torch)")
         return lines
     lines.append(f"torch       {torch.__version__}, {os.path.dirname(torch.__file__)}")
     try:

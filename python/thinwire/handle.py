@@ -6,6 +6,7 @@ import sys
 import warnings
 import weakref
 from collections import Counter
+from types import FrameType
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, cast
 
 import torch
@@ -34,6 +35,16 @@ _live: List["weakref.ref[Handle]"] = []
 _engines: List["weakref.ref[_C.Engine]"] = []
 
 _DEFAULT_ROWS = "rows=zen,dense="
+
+
+def _level_of_caller() -> int:
+    """For ``warnings.warn`` in the function that asks: the line that called Thinwire, by whichever way."""
+    level = 1
+    frame: Optional[FrameType] = sys._getframe(1)
+    while frame is not None and str(frame.f_globals.get("__name__", "")).split(".")[0] == "thinwire":
+        frame = frame.f_back
+        level += 1
+    return level
 
 
 def _remember(reference: "weakref.ref[Handle]") -> None:
@@ -278,14 +289,14 @@ class Handle(StepsOfHook):
         if self._rank != 0 or model is None:
             return
         for line in _C.idle_options(spec, [name for name, _ in self._in_buckets(model)]):
-            warnings.warn(line, stacklevel=5)
+            warnings.warn(line, stacklevel=_level_of_caller())
 
     def _warn_of_known_loss(self, spec: str) -> None:
         """Of what ``spec`` was measured to lose with such an optimizer."""
         kind = None if self._optimizer is None else variance.kind_of(self._optimizer)
         line = _C.known_loss(spec, kind == "adam") if kind is not None and self._rank == 0 else ""
         if line:
-            warnings.warn(line, stacklevel=5)
+            warnings.warn(line, stacklevel=_level_of_caller())
 
     def _warn_of_other_optimizers(self, optimizer: torch.optim.Optimizer, shown: str) -> None:
         """Of parameters that the Adam lacks whose variance ``shown`` freezes."""
@@ -299,7 +310,8 @@ class Handle(StepsOfHook):
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             warnings.warn(f"spec {shown!r} freezes the variance of the Adam that was given, which has not "
                           f"{missing[0]!r}{more}: another optimizer would take what is delivered for "
-                          "gradients. Give one Adam that moves all parameters", stacklevel=5)
+                          "gradients. Give one Adam that moves all parameters",
+                          stacklevel=_level_of_caller())
 
     def _fit_to_optimizer(self, spec: str) -> None:
         """Sees to it that the optimizer asks whether its variance is frozen, where ``spec`` freezes it.

@@ -5,7 +5,7 @@ import time
 import warnings
 import weakref
 from dataclasses import dataclass, field
-from typing import Dict, List, Optional, Tuple, Type, TypedDict, TypeVar, Union
+from typing import Any, Dict, List, Optional, Tuple, Type, TypedDict, TypeVar, Union
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -104,6 +104,19 @@ def _thinned(values: List[_T], most: int) -> bool:
         return False
     del values[1::2]
     return True
+
+
+def _number_of(loss: object) -> float:
+    """Raises TypeError for what is no number, and ValueError for several."""
+    needed = "a number is needed, or a tensor with one value"
+    if isinstance(loss, torch.Tensor):
+        if loss.numel() != 1:
+            raise ValueError(f"loss is a tensor of shape {tuple(loss.shape)}: {needed}, such as its mean()")
+        return float(loss.detach())
+    number: Any = loss
+    if isinstance(loss, (str, bytes)) or not hasattr(loss, "__float__"):
+        raise TypeError(f"loss={loss!r}: {needed}")
+    return float(number)
 
 
 @dataclass
@@ -242,7 +255,7 @@ class HtmlReport:
         now = time.perf_counter()
         report = self._require_handle().report()
         number = report["step"] - 1
-        value = None if loss is None else float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
+        value = None if loss is None else _number_of(loss)
         self.steps += 1
         self._needs_writing = True
         entry: Entry = {"call": self.steps, "wall": now - self._began, "seconds": now - self._step_began,

@@ -355,6 +355,15 @@ def _plan(recorder: Recorder, others: int, options: argparse.Namespace,
     )
 
 
+def _tell_of_misplaced(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Of this command's options that stand behind the script: they may be the script's, too."""
+    own = {name for action in parser._actions for name in action.option_strings} - {"-h", "--help", "-m"}
+    given = [name for name in (one.split("=")[0] for one in options.arguments) if name in own]
+    if given:
+        print(f"thinwire.plan: {', '.join(dict.fromkeys(given))} went to {options.script}: options of this "
+              f"command have to stand before {options.script}", file=sys.stderr, flush=True)
+
+
 def _parse() -> argparse.Namespace:
     def numbers(text: str) -> List[int]:
         values = [int(one) if one.isdecimal() else 0 for one in text.split(",")]
@@ -407,6 +416,7 @@ def _parse() -> argparse.Namespace:
     folder = os.path.dirname(os.path.abspath(options.json)) if options.json not in (None, "-") else "."
     if not os.access(folder, os.W_OK) or (options.json and os.path.isdir(options.json)):
         parser.error(f"--json {options.json}: no file can be written there")
+    _tell_of_misplaced(parser, options)
     return options
 
 

@@ -138,6 +138,9 @@ SystemInfo half_info() {
   info.reduce_scatters = true;
   info.options = {{"format", "fp16", "fp16 or bf16"}};
   info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
+    for (const char* whole : {"fp32", "float32"}) {
+      if (options.text("format") == whole) options.refuse("format", "fp16 or bf16; dense sends 32 bits");
+    }
     const bool fp16 = options.choice("format", {"fp16", "bf16"}) == "fp16";
     return std::make_unique<Half>(fp16 ? HalfFormat::fp16 : HalfFormat::bf16);
   };

@@ -175,7 +175,8 @@ TEST(Quantizers, DeliverWhatIsEasy) {
 }
 
 TEST(Quantizers, FloatsOrCodesAreNamedWhereNeitherIsGiven) {
-  for (const std::string spec : {"power_sgd:bits=9", "power_sgd:bits=1", "acp_sgd:bits=31"}) {
+  for (const std::string spec : {"power_sgd:bits=9", "power_sgd:bits=1", "acp_sgd:bits=31",
+                                 "power_sgd:bits=4.5", "acp_sgd:bits=-8", "acp_sgd:bits=8bit"}) {
     try {
       builtin_registry().make(spec);
       ADD_FAILURE() << spec;

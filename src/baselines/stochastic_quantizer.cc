@@ -60,6 +60,7 @@
 #include "baselines/stochastic_quantizer.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <limits>
 #include <stdexcept>
@@ -140,9 +141,12 @@ BlockCodes read_block_codes(const Options& options) {
 }
 
 std::optional<BlockCodes> read_codes_or_floats(const Options& options) {
-  const auto bits = static_cast<std::size_t>(options.integer("bits", 0, 1'000'000));
-  if (bits == 32) return {};
-  if (bits < QuantizationLevels::kLeastBits || bits > QuantizationLevels::kMostBits) {
+  const std::string text = options.text("bits");
+  std::size_t bits = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), bits);
+  const bool whole = error == std::errc{} && end == text.data() + text.size();
+  if (whole && bits == 32) return {};
+  if (!whole || bits < QuantizationLevels::kLeastBits || bits > QuantizationLevels::kMostBits) {
     options.refuse("bits", "32 for floats, or " + std::to_string(QuantizationLevels::kLeastBits) + " to " +
                                std::to_string(QuantizationLevels::kMostBits) + " for codes");
   }

@@ -238,17 +238,56 @@ StateKind Registry::state_kind(const StateReader& state, std::string_view kind) 
   return known != nullptr ? *known : StateKind{.name = kind};
 }
 
+namespace {
+
+/// The spec of what goes by such a name in other libraries and papers, whatever its capitals and joints;
+/// empty for any other name.
+std::string spec_known_elsewhere_as(std::string_view name) {
+  static constexpr std::pair<std::string_view, const char*> kSpecs[] = {
+      {"none", "dense"},
+      {"off", "dense"},
+      {"allreduce", "dense"},
+      {"ddp", "dense"},
+      {"fp32", "dense"},
+      {"float32", "dense"},
+      {"fp16", "half"},
+      {"float16", "half"},
+      {"fp16compress", "half"},
+      {"bf16", "half:format=bf16"},
+      {"bfloat16", "half:format=bf16"},
+      {"bf16compress", "half:format=bf16"},
+      {"fp8", "blocks:bits=8"},
+      {"int8", "blocks:bits=8"},
+      {"int4", "blocks:bits=4"},
+      {"powersgd", "power_sgd"},
+      {"topk", "top_k:ratio=0.01+zen"},
+      {"onebit", "one_bit_adam"},
+      {"1bit", "one_bit_adam"},
+      {"1bitadam", "one_bit_adam"},
+      {"01adam", "zero_one_adam"},
+      {"0/1adam", "zero_one_adam"},
+  };
+  std::string plain;
+  for (const char c : name) {
+    if (c != '_' && c != '-') plain += c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  }
+  for (const auto& [known, spec] : kSpecs) {
+    if (plain == known) return spec;
+  }
+  return "";
+}
+
+}  // namespace
+
 const SystemInfo& Registry::find(std::string_view name) const {
   for (const auto& info : systems_) {
     if (info.name == name) return info;
   }
   std::vector<std::string> names;
   for (const auto& info : systems_) names.push_back(info.name);
-  std::string message = "no system is called '" + std::string(name) + "'" + did_you_mean(name, names);
-  // What a type is called elsewhere.
-  for (const std::string_view format : {"fp16", "bf16"}) {
-    if (name == format) message += "; half:format=" + std::string(format) + " sends such numbers";
-  }
+  const std::string meant = spec_known_elsewhere_as(name);
+  std::string message = "no system is called '" + std::string(name) + "'";
+  message += meant.empty() ? did_you_mean(name, names) : " (did you mean '" + meant + "'?)";
   if (name.find_first_of("= ") != std::string_view::npos)
     message += "; write NAME:OPTION=VALUE without blanks";
   message += "; known:";

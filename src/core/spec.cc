@@ -42,6 +42,16 @@ bool is_option(std::string_view entry) {
                               quoted(std::string(system) + ":" + std::string(option)));
 }
 
+/// That of a command line in one string, as in 'casq --clip 0'.
+void refuse_command_line(std::string_view spec) {
+  const std::size_t begin = spec.find(" --");
+  if (begin == std::string_view::npos) return;
+  const std::string_view option = spec.substr(begin + 1, spec.find_first_of(" =", begin + 1) - begin - 1);
+  throw std::invalid_argument("spec " + quoted(spec) + ": " + std::string(option) +
+                              " and what follows are options of `thinwire train` and no part of a spec: give "
+                              "the spec alone");
+}
+
 }  // namespace
 
 std::vector<SpecPart> parse_spec(std::string_view spec) {
@@ -49,6 +59,7 @@ std::vector<SpecPart> parse_spec(std::string_view spec) {
     throw std::invalid_argument(
         "the spec is empty; write NAME:OPTION=VALUE, as in 'power_sgd:rank=32:bits=8', or 'auto'");
   }
+  refuse_command_line(spec);
   std::vector<SpecPart> parts;
   for (const std::string_view text : split(spec, '+')) {
     const auto fields = split(text, ':');
@@ -129,6 +140,26 @@ SpecPair parse_spec_pair(std::string_view text) {
   return pair;
 }
 
+namespace {
+
+/// As did_you_mean says, of the option whose value `word` is: one that its meaning lists, as 'fp16 or bf16'.
+std::string value_meant(const std::string& system, std::string_view word,
+                        const std::vector<OptionInfo>& declared) {
+  const auto is_part = [](char c) { return is_digit(c) || c == '_' || (c >= 'a' && c <= 'z'); };
+  for (const OptionInfo& info : declared) {
+    if (info.default_value == "on" || info.default_value == "off" || is_digit(info.default_value[0]))
+      continue;
+    const std::string meaning = " " + info.meaning + " ";
+    for (std::size_t at = meaning.find(word); at != std::string::npos; at = meaning.find(word, at + 1)) {
+      if (!is_part(meaning[at - 1]) && !is_part(meaning[at + word.size()]))
+        return " (did you mean '" + system + ":" + info.name + "=" + std::string(word) + "'?)";
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
 Options::Options(const SpecPart& part, const std::vector<OptionInfo>& declared) : system_(part.name) {
   for (const auto& [key, value] : part.options) {
     const bool known = std::ranges::count(declared, key, &OptionInfo::name) != 0;
@@ -137,7 +168,8 @@ Options::Options(const SpecPart& part, const std::vector<OptionInfo>& declared) 
     if (declared.empty()) throw std::invalid_argument(message + "; it takes none");
     std::vector<std::string> names;
     for (const auto& info : declared) names.push_back(info.name);
-    message += did_you_mean(key, names) + "; it has";
+    const std::string meant = did_you_mean(key, names);
+    message += (meant.empty() ? value_meant(part.name, key, declared) : meant) + "; it has";
     for (const auto& name : names) message += (&name == names.data() ? " " : ", ") + name;
     if (std::ranges::count(names, "with") != 0)
       message += "; options of the system that with names follow a slash, as in with=qsgd/bits=4";

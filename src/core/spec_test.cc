@@ -121,6 +121,15 @@ TEST(Registry, WhatWasMisspeltIsGuessed) {
   EXPECT_EQ(complaint([&] { registry.make("another"); }).find("did you mean"), std::string::npos);
 }
 
+TEST(Spec, ACommandLineIsNoPartOfIt) {
+  for (const char* spec :
+       {"stage+whole --clip 0", "whole:rate=0.5 --clip=0", "rows=whole,dense=sparse --clip 0"}) {
+    const auto text = complaint([&] { test_registry().canonical(spec); });
+    EXPECT_NE(text.find("--clip and what follows are options of `thinwire train`"), std::string::npos)
+        << text;
+  }
+}
+
 TEST(Registry, AShortSpecLeavesDefaultsOut) {
   const Registry registry = test_registry();
   for (const char* spec :

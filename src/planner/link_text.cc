@@ -34,6 +34,12 @@ VirtualLink parse_link(std::string_view text) {
   static constexpr std::array<std::pair<std::string_view, double>, 4> kTimes = {
       {{"ns", 1e-9}, {"us", 1e-6}, {"ms", 1e-3}, {"s", 1.0}}};
   VirtualLink link;
+  if (parse(text, kRates, link.bytes_per_second) && link.bytes_per_second > 0) {
+    throw std::invalid_argument("link '" + std::string(text) + "' is not RATE:LATENCY, as in " +
+                                std::string(text) +
+                                ":50us: python3 -m thinwire.doctor prints the latency of yours when it is "
+                                "started on every host; take 50us where it is not known");
+  }
   const std::size_t colon = text.find(':');
   if (colon == std::string_view::npos || !parse(text.substr(0, colon), kRates, link.bytes_per_second) ||
       !parse(text.substr(colon + 1), kTimes, link.latency_seconds) || !(link.bytes_per_second > 0) ||

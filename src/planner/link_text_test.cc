@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <stdexcept>
+#include <string>
 
 namespace thinwire::link_text_test {
 namespace {
@@ -18,6 +19,20 @@ TEST(Link, AnythingElseIsRefused) {
   for (const char* text : {"", "1Gbit", "Gbit:1us", "1Gbit:", "1GBit:1us", "-1Gbit:1us", "1Gbit:-1us",
                            "1Gbit:1m", "1Gbit:1us ", "infGbit:1us", "1Gbit:infs", "nanGbit:1us"}) {
     EXPECT_THROW(parse_link(text), std::invalid_argument) << text;
+  }
+}
+
+TEST(Link, ARateAloneIsToldOfItsLatency) {
+  try {
+    parse_link("25Gbit");
+    ADD_FAILURE();
+  } catch (const std::invalid_argument& error) {
+    const std::string message = error.what();
+    for (const char* words :
+         {"link '25Gbit' is not RATE:LATENCY, as in 25Gbit:50us",
+          "python3 -m thinwire.doctor prints the latency", "50us where it is not known"}) {
+      EXPECT_NE(message.find(words), std::string::npos) << message;
+    }
   }
 }
 

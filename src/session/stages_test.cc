@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "thinwire/in_process.h"
@@ -13,6 +14,16 @@
 
 namespace thinwire::stages_test {
 namespace {
+
+/// Why there is no such system; empty where there is.
+std::string complaint(const std::string& spec) {
+  try {
+    builtin_registry().make(spec);
+  } catch (const std::invalid_argument& error) {
+    return error.what();
+  }
+  return "";
+}
 
 constexpr std::size_t kWeight = 64 * 8;
 constexpr std::size_t kBias = 64;
@@ -220,14 +231,6 @@ TEST(Decay, AStepThatDoesNotCountDecaysNothing) {
 }
 
 TEST(Decay, RefusesWhereItWouldDoNothing) {
-  const auto complaint = [](const std::string& spec) -> std::string {
-    try {
-      builtin_registry().make(spec);
-    } catch (const std::invalid_argument& error) {
-      return error.what();
-    }
-    return "";
-  };
   EXPECT_NE(complaint("decay+dense").find("feedback=on"), std::string::npos);
   EXPECT_NE(complaint("decay+top_k:feedback=off+zen").find("feedback=on"), std::string::npos);
   EXPECT_NE(complaint("top_k+decay+zen:feedback=on").find("put decay in front"), std::string::npos);
@@ -250,14 +253,6 @@ TEST(InnerMomentum, TwiceIsRefused) {
 }
 
 TEST(WarmUp, RefusesSystemsThatItCannotRun) {
-  const auto complaint = [](const std::string& spec) -> std::string {
-    try {
-      builtin_registry().make(spec);
-    } catch (const std::invalid_argument& error) {
-      return error.what();
-    }
-    return "";
-  };
   EXPECT_NE(complaint("warm_up:with=power_sgd+casq").find("keeps a state of its own"), std::string::npos);
   EXPECT_NE(complaint("warm_up:with=top_k+casq").find("is a stage"), std::string::npos);
   for (const char* momentum : {"warm_up:with=demo+casq", "warm_up:with=sketched_sgd/momentum=0.9+casq"}) {
@@ -286,13 +281,36 @@ TEST(WarmUp, RefusesSystemsThatItCannotRun) {
   EXPECT_NE(complaint("warm_up:with=nothing+casq").find("no system is called 'nothing'"), std::string::npos);
   EXPECT_NE(complaint("warm_up:with=blocks:bits=4+casq").find("follow a slash, as in with=qsgd/bits=4"),
             std::string::npos);
-  EXPECT_NE(complaint("bf16").find("half:format=bf16 sends such numbers"), std::string::npos);
   EXPECT_NE(complaint("warm_up:with=qsgd/bits=99+casq").find("bits=99"), std::string::npos);
   EXPECT_NE(complaint("warm_up:steps=-1+casq").find("steps=-1"), std::string::npos);
   EXPECT_EQ(builtin_registry()
                 .make("warm_up:with=qsgd/bits=4+casq:bits=4")
                 .spec.rfind("warm_up:steps=100:with=qsgd/bits=4+", 0),
             0u);
+}
+
+TEST(Names, OfElsewhereLeadToASpec) {
+  const std::pair<const char*, const char*> kMeant[] = {
+      {"none", "dense"},
+      {"all_reduce", "dense"},
+      {"FP32", "dense"},
+      {"fp16", "half"},
+      {"bf16", "half:format=bf16"},
+      {"fp8", "blocks:bits=8"},
+      {"int8", "blocks:bits=8"},
+      {"PowerSGD", "power_sgd"},
+      {"topk", "top_k:ratio=0.01+zen"},
+      {"one-bit", "one_bit_adam"},
+  };
+  for (const auto& [name, spec] : kMeant) {
+    const std::string told = complaint(name);
+    EXPECT_NE(told.find(std::string("(did you mean '") + spec + "'?)"), std::string::npos) << told;
+    EXPECT_EQ(complaint(spec), "");
+  }
+  EXPECT_NE(complaint("half:bf16").find("(did you mean 'half:format=bf16'?)"), std::string::npos);
+  EXPECT_EQ(complaint("half:half").find("did you mean"), std::string::npos) << "no value of its format";
+  EXPECT_NE(complaint("half:format=fp32").find("must be fp16 or bf16; dense sends 32 bits"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -345,6 +345,8 @@ def auto_is_the_default():
     model = wrap(Net)
     require_error(TypeError, ["spec is of type AdamW", "'auto'", "optimizer=..."],
                   lambda: thinwire.register(model, torch.optim.AdamW(model.parameters())))
+    require_error(TypeError, ["takes the model first", "AdamW stands there", "optimizer=..."],
+                  lambda: thinwire.register(torch.optim.AdamW(model.parameters()), model))
 
 
 def an_optimizer_that_was_made_anew_is_noticed():

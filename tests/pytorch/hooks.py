@@ -1,5 +1,6 @@
 """Scenarios of hooks: ``comm_hook``, and a model that is registered again."""
 import copy
+import linecache
 import warnings
 
 import torch
@@ -234,7 +235,11 @@ def warnings_of(body):
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         body()
-    return [str(one.message) for one in told if "whole" in str(one.message)]
+    told = [one for one in told if "whole" in str(one.message)]
+    for one in told:
+        line = linecache.getline(one.filename, one.lineno)
+        assert "handle.set(" in line or "thinwire.register(" in line, (one.filename, one.lineno, line)
+    return [str(one.message) for one in told]
 
 
 def names_that_fit_no_parameter():

@@ -417,6 +417,10 @@ def pages_that_cannot_be():
             report = thinwire.HtmlReport(handle, path)
             with open(path, encoding="utf-8") as file:
                 assert file.read() == "before", "nothing is written before something happened"
+            for kind, loss, words in ((TypeError, "0.5 nats", "loss='0.5 nats': a number is needed"),
+                                      (TypeError, [0.5], "loss=[0.5]: a number is needed, or a tensor"),
+                                      (ValueError, torch.randn(3), "loss is a tensor of shape (3,): a")):
+                require_error(kind, [words], lambda: report.step(loss=loss))
             os.remove(path)
             os.mkdir(path)
             require_error(OSError, ["report.html"], report.write)

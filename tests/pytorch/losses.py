@@ -81,7 +81,8 @@ def error_before_register(which):
     if RANK == which:
         time.sleep(1)  # until they wait
         raise ArithmeticError("given up")
-    words = [f"rank {which} has ended before it called register", "ArithmeticError: given up"]
+    words = [f"rank {which} has ended before it called register, which every rank has to call",
+             "ArithmeticError: given up"]
     require_error(RuntimeError, words, lambda: thinwire.register(model, "dense", deadline_seconds=36000.0))
 
 

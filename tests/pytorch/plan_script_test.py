@@ -219,6 +219,11 @@ def what_goes_wrong_in_a_script_is_shown_once(bench):
     text = bench.run("import sys\nsys.exit('no data')", options=good, status=1)
     assert "the script ended by itself: no data" in text and "wrapped no model" not in text, text
     assert "stand before" not in text, text
+    passed = ["half", "--workers", "4", "--link=x", "--workers"]
+    text = bench.run(f"import sys\nsys.exit(sys.argv[1:] != {passed})", *passed, status=1)
+    assert "thinwire.plan: --workers, --link went to " in text and "have to stand before /" in text, text
+    assert "wrapped no model" in text, f"they were not passed on: {text}"
+    assert "went to" not in bench.run("pass", "--epochs", "4", status=1)
     text = bench.run("import sys\nsys.exit(2)", "--workers", "4", status=1)
     assert "Options of this command stand before" in text and "--workers, 4 went to it" in text, text
     text = bench.run("import torch.distributed as dist\n"
