@@ -15,7 +15,7 @@ ORDER_OF_ELEMENTS = ("Side by side: popular elements lie together, as in an embe
 def setting_name(part: str, parts: dict) -> str:
     """"LSTM, side by side": the part's name and how its elements lie."""
     name = part.removesuffix("_contiguous").removesuffix("_skewed").replace("_", " ")
-    if parts[part][0].get("zipf"):
+    if part.endswith(("_skewed", "_rows")):
         return name + ", the paper's skew"
     return name + (", side by side" if parts[part][0].get("contiguous") else ", scattered")
 
