@@ -359,8 +359,15 @@ void DdpEngine::end_step(DdpStepEnd end) {
   end.squares.resize(lanes_.size());
   end.first = lanes_[deciding_lane()].get();
   gave_up_ = end.abandoned;
-  const auto shared = std::make_shared<DdpStepEnd>(std::move(end));
-  for (auto& lane : lanes_) lane->push(shared);
+  const bool is_quick = !end.abandoned && std::ranges::all_of(lanes_, [](const auto& lane) {
+    return lane->is_idle() && lane->ends_at_once();
+  });
+  if (is_quick) {
+    DdpLane::end_step(lanes_, end);
+  } else {
+    const auto shared = std::make_shared<DdpStepEnd>(std::move(end));
+    for (auto& lane : lanes_) lane->push(shared);
+  }
   if (!gave_up_) sessions_.end_step();
   ++submitted_steps_;
   resumes_ = false;

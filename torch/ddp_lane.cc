@@ -109,34 +109,54 @@ void DdpLane::fail(const std::exception_ptr& error) {
   }
 }
 
-/// With the lock at its beginning and end. What the session copies for the next step it copies here, while
-/// the optimizer and forward are at work.
-void DdpLane::end_step(DdpStepEnd& end, Lock& lock) {
-  ending_ = true;
+/// With the lock. What this lane tells the others of the step.
+void DdpLane::arrive(DdpStepEnd& end) {
   if (this == end.first && end.lanes > 1 && session() != nullptr) end.decisions = session()->decisions();
   if (session() != nullptr) end.squares[number_] = session()->step_squares();
   const bool changed = std::exchange(changed_, false);
   end.others_changed = end.others_changed || (changed && this != end.first);
-  if (++end.arrived == end.lanes) board_.changed.notify_all();
+  ++end.arrived;
+}
+
+/// When all lanes have arrived. ended: backward came to its end, without a failure. counts: every bucket was
+/// finite.
+std::exception_ptr DdpLane::conclude(const DdpStepEnd& end, bool ended, bool counts) noexcept {
+  if (session() == nullptr) return nullptr;
+  try {
+    // In the lanes' order: a sum in the order of their arrival would not repeat.
+    const double squares = std::accumulate(end.squares.begin(), end.squares.end(), 0.0);
+    tensor_session_->end_step(ended, counts, end.unused, squares);
+    if (ended && counts && this != end.first) session()->follow(end.decisions);
+    if (ended && counts && this == end.first && end.others_changed) session()->others_changed();
+  } catch (...) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+/// With the lock at its beginning and end. What the session copies for the next step it copies here, while
+/// the optimizer and forward are at work.
+void DdpLane::end_step(DdpStepEnd& end, Lock& lock) {
+  ending_ = true;
+  arrive(end);
+  if (end.arrived == end.lanes) board_.changed.notify_all();
   board_.changed.wait(lock, [&] { return end.arrived == end.lanes; });
   const bool ended = !end.abandoned && board_.failure == nullptr;
   const bool counts = board_.finite;
   lock.unlock();
-  std::exception_ptr error;
-  try {
-    if (session() != nullptr) {
-      // In the lanes' order: a sum in the order of their arrival would not repeat.
-      const double squares = std::accumulate(end.squares.begin(), end.squares.end(), 0.0);
-      tensor_session_->end_step(ended, counts, end.unused, squares);
-      if (ended && counts && this != end.first) session()->follow(end.decisions);
-      if (ended && counts && this == end.first && end.others_changed) session()->others_changed();
-    }
-  } catch (...) {
-    error = std::current_exception();
-  }
+  const std::exception_ptr error = conclude(end, ended, counts);
   lock.lock();
   if (error) fail(error);
   ending_ = false;
+}
+
+void DdpLane::end_step(const std::vector<std::unique_ptr<DdpLane>>& lanes, DdpStepEnd& end) {
+  for (const auto& lane : lanes) lane->arrive(end);
+  const DdpBoard& board = lanes.front()->board_;
+  const bool ended = !end.abandoned && board.failure == nullptr;
+  for (const auto& lane : lanes) {
+    if (const std::exception_ptr error = lane->conclude(end, ended, board.finite)) lane->fail(error);
+  }
 }
 
 }  // namespace thinwire

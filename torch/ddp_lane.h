@@ -75,6 +75,10 @@ class DdpLane {
   /// every bucket was finite and none failed; else it is undone.
   void push(std::shared_ptr<DdpStepEnd> end) { push(Work{{}, std::move(end)}); }
   bool is_idle() const { return queue_.empty() && !busy_ && !ending_; }
+  /// Whether end_step() of this lane takes no time, so that waking its thread for it would take longer.
+  bool ends_at_once() const { return session() == nullptr || session()->ends_at_once(); }
+  /// What the threads of all lanes do with an end that is pushed, by the caller's. While all are idle.
+  static void end_step(const std::vector<std::unique_ptr<DdpLane>>& lanes, DdpStepEnd& end);
   /// Whether a bucket of this step that comes before `bucket` is not done yet, nor has ended its turn.
   bool is_before(std::size_t bucket) const;
 
@@ -113,6 +117,8 @@ class DdpLane {
   void run();
   void take(DdpItem item, Lock& lock);
   void end_step(DdpStepEnd& end, Lock& lock);
+  void arrive(DdpStepEnd& end);
+  std::exception_ptr conclude(const DdpStepEnd& end, bool ended, bool counts) noexcept;
 
   DdpBoard& board_;
   std::size_t number_;

@@ -6,6 +6,7 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/csrc/distributed/c10d/comm.hpp>
 
 #include <hwy/targets.h>
 
@@ -233,26 +234,29 @@ class PythonEngine {
     engine_.reset();
   }
 
-  /// future: a torch.futures.Future that gets the mean. ready: one that holds `gradient` already, the form in
-  /// which DDP wants its own tensor back; a dense bucket then ends without Python's lock.
-  /// awaits_end: end_backward() will be called.
-  void submit(std::size_t index, bool last, bool awaits_end, const at::Tensor& gradient,
-              const std::vector<at::Tensor>& parameters, py::object future, const py::handle& ready) {
+  /// gradient: a tensor. future: a torch.futures.Future that gets the mean, in `gradient` itself where it is
+  /// dense; it then ends without Python's lock. awaits_end: end_backward() will be called.
+  void submit(std::size_t index, bool last, bool awaits_end, const py::handle& gradient,
+              const std::vector<at::Tensor>& parameters, py::object future) {
     DdpBucket bucket;
     bucket.index = index;
     bucket.last = last;
     bucket.awaits_end = awaits_end;
+    bucket.parameters.reserve(parameters.size());
     for (const at::Tensor& parameter : parameters) bucket.parameters.push_back(names_.describe(parameter));
-    bucket.gradient = gradient;
+    bucket.gradient = gradient.cast<at::Tensor>();
     const Future plain = future.cast<torch::jit::PythonFutureWrapper&>().fut;
-    const c10::IValue result = ready.cast<torch::jit::PythonFutureWrapper&>().fut->value();
     // Released under Python's lock, wherever the last copy of what is done with the mean goes.
     std::shared_ptr<py::object> object;
-    if (gradient.is_sparse()) {
+    c10::IValue result;
+    if (bucket.gradient.is_sparse()) {
       object = std::shared_ptr<py::object>(new py::object(std::move(future)), [](py::object* held) {
         const py::gil_scoped_acquire acquire;
         delete held;
       });
+    } else {
+      // The form in which DDP wants its own tensor back.
+      result = torch::jit::toIValue(gradient, c10::PyObjectType::get());
     }
     const py::gil_scoped_release release;
     engine_->submit(std::move(bucket), [plain, result, object, numbering = numbering_](
@@ -266,6 +270,12 @@ class PythonEngine {
         object->attr("set_result")(mean);
       }
     });
+  }
+
+  /// A bucket of DDP's, see submit().
+  void submit_bucket(const ::c10d::GradBucket& bucket, bool awaits_end, py::object future) {
+    submit(bucket.getIndex(), bucket.isLast(), awaits_end, py::cast(bucket.getBuffer()),
+           bucket.getParameters(), std::move(future));
   }
 
   py::dict state() {
@@ -560,6 +570,7 @@ PYBIND11_MODULE(_C, module) {
           py::arg("ranks_per_host"), py::arg("means_together"), py::arg("checked_sums"), py::arg("numbering"),
           py::arg("parameters"))
       .def("submit", &PythonEngine::submit)
+      .def("submit_bucket", &PythonEngine::submit_bucket)
       .def("fail", of_engine(&DdpEngine::fail), py::arg("text"), WithoutLock())
       .def("blame_lost_ranks", &PythonEngine::blame_lost_ranks, WithoutLock())
       .def("verdict", &PythonEngine::verdict, WithoutLock())

@@ -191,6 +191,8 @@ class Session {
   /// whole: where other sessions of this rank synchronize parts of the same model, the sum of step_squares()
   /// over all of them; without one, that of this session.
   bool next_step(bool counts = true, std::optional<double> whole = {});
+  /// Whether next_step() takes no time now: nothing as long as a bucket is copied, and no device works.
+  bool ends_at_once() const;
   /// See Synchronizer::step_squares: of the step that is about to end.
   double step_squares() const;
   /// Gives up the step that is under way: state is as at the end of the step before, and so is step(). For a
@@ -291,6 +293,7 @@ class Session {
   void fail(BucketId bucket, const std::exception_ptr& cause);
   void keep();
   void keep_buckets();
+  bool keeps_little(BucketId bucket) const;
   bool turns(const Bucket& bucket) const;
   void finish_keeping();
   void refuse_unkept(const std::exception& cause);

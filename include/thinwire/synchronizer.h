@@ -208,6 +208,9 @@ class Synchronizer {
   /// bucket now is what undo_step() returns to. Of large buckets it is called on a thread of the session's,
   /// while the session calls nothing else of the system's. The default does nothing.
   virtual void keep_step(BucketId /*bucket*/) {}
+  /// Whether keep_step() of this bucket takes no time, since nothing as long as the bucket is copied.
+  /// The default says no.
+  virtual bool keeps_little(BucketId /*bucket*/) const { return false; }
   /// The bucket's state becomes what it was at the last keep_step(); without one, that of a bucket that never
   /// came. What load() reads is a change like others. The default does nothing.
   virtual void undo_step(BucketId /*bucket*/) {}

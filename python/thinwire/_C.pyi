@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Literal, Optional, TypedDict, Union
 
 from torch import Tensor
-from torch._C._distributed_c10d import ProcessGroupGloo, ProcessGroupNCCL, Store
+from torch._C._distributed_c10d import GradBucket, ProcessGroupGloo, ProcessGroupNCCL, Store
 from torch.futures import Future
 
 from thinwire.interface import SystemInfo
@@ -49,9 +49,9 @@ class Engine:
         gradient: Tensor,
         parameters: Sequence[Tensor],
         future: Future[Tensor],
-        ready: Future[Tensor],
         /,
     ) -> None: ...
+    def submit_bucket(self, bucket: GradBucket, awaits_end: bool, future: Future[Tensor], /) -> None: ...
     def fail(self, text: str) -> None: ...
     def blame_lost_ranks(self) -> str: ...
     def verdict(self) -> tuple[list[int], str, bool, bool]: ...

@@ -121,6 +121,7 @@ class PrivateGroups:
         self.sockets: List[List[str]] = []
         self.stores: List[dist.Store] = []
         self.device_group: Union[dist.ProcessGroupGloo, dist.ProcessGroupNCCL, None] = None
+        self._devices: List[Any] = []  # while groups are opened: those of all of them, see _gloo_devices
         try:
             self._open(ranks, lanes, device, signature, {"lanes": lanes, "sums_by": sums_by, **choices})
         except BaseException:
@@ -176,11 +177,19 @@ class PrivateGroups:
             ) from None
         finally:
             watch.ends()
+            self._devices = []  # each ends with the last group that is of it
 
     def _open_lane(self, store: dist.Store) -> "dist.ProcessGroupGloo":
         """A group of Gloo's. Connecting waits for every other rank, and has no limit but the group's own."""
         store.set_timeout(self._deadline)
-        group = dist.ProcessGroupGloo(store, self.rank, self.size, timeout=self._deadline)
+        # Any: torch's types have neither of these.
+        gloo: Any = dist.ProcessGroupGloo
+        if not self._devices:
+            self._devices = _gloo_devices(gloo)
+        options = gloo._Options()
+        options._devices, options._timeout = self._devices, self._deadline
+        options._threads = 2 * len(self._devices)  # as many as torch takes
+        group: dist.ProcessGroupGloo = gloo(store, self.rank, self.size, options)
         _lengthen(group)
         return group
 
@@ -243,6 +252,16 @@ class PrivateGroups:
                     getattr(self.device_group, name)()
                     break
         self.device_group = None
+
+
+def _gloo_devices(gloo: Any) -> List[Any]:
+    """Each has a thread that waits for its sockets, and the sockets of all lanes are of the same devices:
+    one such thread for each lane would take cores from training, where ranks share them (up to 4 % of a step
+    of DDP with two groups of its own)."""
+    names = os.environ.get("GLOO_SOCKET_IFNAME")  # as torch takes it for groups of its own
+    if not names:
+        return [gloo.create_default_device()]
+    return [gloo.create_device(interface=name) for name in names.split(",")]
 
 
 def open_private(

@@ -252,6 +252,7 @@ class Handle(StepsOfHook):
             raise RuntimeError("the model has a communication hook already, and DDP takes one: "
                                f"{remedy} ({error})") from error
         state.handle = self
+        state.on_host = all(one.device.type == "cpu" for one in model.parameters())
         # For auto, which may come later, too.
         if getattr(model, "broadcast_buffers", False) and next(model.buffers(), None) is not None:
             self._waits = BufferWaits(model)

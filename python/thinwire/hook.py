@@ -56,7 +56,8 @@ def uncompiled_call() -> Callable[..., Any]:
 
 def sums_used_map(model: torch.nn.Module) -> bool:
     """Whether DDP sums by its own group which parameters were used, and waits for that among the means."""
-    return bool(getattr(model, "find_unused_parameters", False) or getattr(model, "static_graph", False))
+    own = vars(model)
+    return bool(own.get("find_unused_parameters") or own.get("static_graph"))
 
 
 class HookState:
@@ -64,6 +65,7 @@ class HookState:
 
     def __init__(self) -> None:
         self.handle: Optional["Handle"] = None
+        self.on_host = False  # all gradients, for certain
         self.call = uncompiled_call()
 
     def handle_for(self, bucket: dist.GradBucket) -> "Handle":
@@ -207,7 +209,8 @@ class StepsOfHook:
         model = self._model()
         assert model is not None  # it has called the hook
         self._require_registered_alike()
-        if not getattr(model, "_divide_by_initial_world_size", True):
+        # Of its own attributes: torch makes an error of each that is missing, in every step.
+        if not vars(model).get("_divide_by_initial_world_size", True):
             raise RefusedByAll("join(divide_by_initial_world_size=False) is not possible with a "
                                "communication hook: means are over all ranks")
         self._replicas.before_step(self._engine.step(), model, self._engine, self._numbering)
@@ -326,6 +329,8 @@ class StepsOfHook:
 
     def _unused(self, before: Dict[str, Tuple[torch.nn.Parameter, Optional[int]]]) -> List[str]:
         """The parameters to which DDP has not given their means, since no rank used them."""
+        if not before:
+            return []
         # A gradient that is a part of the bucket has the mean whether DDP gives it or not.
         in_bucket = getattr(self._model(), "gradient_as_bucket_view", False)
         unused = []
@@ -423,19 +428,7 @@ def synchronize(hooked: HookState, bucket: dist.GradBucket) -> torch.futures.Fut
         raise RuntimeError('torch._dynamo.config.optimize_ddp = "python_reducer" has no buckets: '
                            'set it to "ddp_optimizer", torch\'s default, '
                            "before DistributedDataParallel(model)")
-    gradient = bucket.buffer()
-    # With devices a future's completion is of the stream that completes it,
-    # and who waits for it waits on a stream as well.
-    on_cpu = gradient.device.type == "cpu"
-    devices: Optional[List[Union[int, str, torch.device]]] = None if on_cpu else [gradient.device]
-    if devices and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(
-            "backward is being captured into a CUDA graph, which cannot hold messages to other ranks: "
-            "capture forward and the loss only, or train without graphs"
-        )
-    future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
-    ready: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
-    ready.set_result(gradient)
+    future = _future_of(hooked, bucket)
     index = bucket.index()
     try:
         state = hooked.handle_for(bucket)
@@ -450,8 +443,22 @@ def synchronize(hooked: HookState, bucket: dist.GradBucket) -> torch.futures.Fut
     if state._refusal is not None:
         _C.fail_future(future, state._refusal)
         return future
-    last = bucket.is_last()
     # Where DDP leaves out buckets that no rank used, the last one may be among them.
-    awaits_end = (last or state._buckets_may_be_missing) and state._expect_end()
-    state._engine.submit(index, last, awaits_end, gradient, bucket.parameters(), future, ready)
+    awaits_end = (state._buckets_may_be_missing or bucket.is_last()) and state._expect_end()
+    state._engine.submit_bucket(bucket, awaits_end, future)
     return future
+
+
+def _future_of(hooked: HookState, bucket: dist.GradBucket) -> "torch.futures.Future[torch.Tensor]":
+    """That of its mean. With devices a future's completion is of the stream that completes it, and who waits
+    for it waits on a stream as well."""
+    device = None if hooked.on_host else bucket.buffer().device
+    if device is None or device.type == "cpu":
+        # Without the work of torch's class around it, which takes as long as all else here.
+        return cast("torch.futures.Future[torch.Tensor]", torch._C.Future([]))
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "backward is being captured into a CUDA graph, which cannot hold messages to other ranks: "
+            "capture forward and the loss only, or train without graphs"
+        )
+    return torch.futures.Future(devices=[device])

@@ -213,8 +213,6 @@ class ShardedHandle(Handle):
         if devices:
             backward.streams.add(torch.cuda.current_stream(own.device))
         future: "torch.futures.Future[torch.Tensor]" = torch.futures.Future(devices=devices)
-        ready: "torch.futures.Future[torch.Tensor]" = torch.futures.Future(devices=devices)
-        ready.set_result(own)
         # The engine takes buckets in ascending order.
         # A unit keeps its place while backward takes the same way.
         place = self._places.get(unit.name, -1)
@@ -223,7 +221,7 @@ class ShardedHandle(Handle):
         self._places[unit.name] = backward.last_place = place
         backward.seen.add(unit.name)
         backward.under_way.append(_Reduction(unit, own, future))
-        self._engine.submit(place, False, True, own, parts, future, ready)
+        self._engine.submit(place, False, True, own, parts, future)
 
     def _end_backward(self) -> None:
         """Called when backward is done: ends the step, on all ranks of a shard group in the same way."""

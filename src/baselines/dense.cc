@@ -21,6 +21,7 @@ class Dense final : public Synchronizer {
   explicit Dense(bool sums_in_type) : sums_in_type_(sums_in_type) {}
 
   bool is_plain_sum() const override { return sums_in_type_; }
+  bool keeps_little(BucketId) const override { return true; }
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
     step.communicator.commit_exchange();

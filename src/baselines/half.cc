@@ -111,6 +111,8 @@ class Half final : public Synchronizer {
  public:
   explicit Half(HalfFormat format) : format_(format) {}
 
+  bool keeps_little(BucketId) const override { return true; }
+
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
     HalfExchange(format_, bucket, gradient, residual, step).run();
   }

@@ -109,6 +109,12 @@ class Auto final : public Synchronizer {
   void save(BucketWriter& writer) const override;
   void load(const BucketReader& reader) override;
 
+  bool keeps_little(BucketId bucket) const override {
+    bool little = true;
+    for_each_used(bucket,
+                  [&](const Synchronizer& member) { little = little && member.keeps_little(bucket); });
+    return little;
+  }
   void keep_step(BucketId bucket) override {
     for_each_used(bucket, [&](Synchronizer& member) { member.keep_step(bucket); });
     if (const auto found = buckets_.find(bucket); found != buckets_.end()) found->second.counted = true;
@@ -260,7 +266,7 @@ class Auto final : public Synchronizer {
   };
 
   template <class Body>
-  void for_each_used(BucketId bucket, Body body) {
+  void for_each_used(BucketId bucket, Body body) const {
     const auto found = buckets_.find(bucket);
     const bool known = found != buckets_.end() && found->second.used;
     for (std::size_t i = 0; i < members_.size(); ++i) {

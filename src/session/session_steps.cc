@@ -67,6 +67,22 @@ bool Session::turns(const Bucket& bucket) const {
   return options_.undoes_steps && own.feedback && own.turns_residual;
 }
 
+/// Whether to keep the bucket's state takes no time: nothing as long as the bucket is copied.
+bool Session::keeps_little(BucketId bucket) const {
+  const Bucket& own = *buckets_[bucket];
+  const Pipeline& pipeline = pipelines_[own.pipeline];
+  if (!options_.undoes_steps || !pipeline.has_state) return true;
+  return pipeline.undoes_steps && turns(own) && pipeline.synchronizer->keeps_little(bucket);
+}
+
+bool Session::ends_at_once() const {
+  for (BucketId bucket = 0; bucket < buckets_.size(); ++bucket) {
+    const Bucket& own = *buckets_[bucket];
+    if (own.ran && (own.executor.memory() != Memory::host || !keeps_little(bucket))) return false;
+  }
+  return true;
+}
+
 /// What a pipeline saves, for want of keep().
 void Session::keep_by_state(std::size_t pipeline) {
   StateWriter writer;
@@ -87,7 +103,7 @@ void Session::keep() {
     if (!std::exchange(own.ran, false)) continue;
     ran[own.pipeline] = true;
     undelivered_->to_keep.push_back(bucket);
-    if (pipelines_[own.pipeline].has_state) elements += own.elements();
+    if (!keeps_little(bucket)) elements += own.elements();
     on_host = on_host && own.executor.memory() == Memory::host;
   }
   // Systems that can only be saved may have been written without another thread in mind.

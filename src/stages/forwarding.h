@@ -28,6 +28,7 @@ class Forwarding : public Synchronizer {
   void save(BucketWriter& writer) const override { inner_->save(writer); }
   void load(const BucketReader& reader) override { inner_->load(reader); }
   void keep_step(BucketId bucket) override { inner_->keep_step(bucket); }
+  bool keeps_little(BucketId bucket) const override { return inner_->keeps_little(bucket); }
   void undo_step(BucketId bucket) override { inner_->undo_step(bucket); }
   void undo_step(BucketId bucket, std::size_t begin, std::size_t count) override {
     inner_->undo_step(bucket, begin, count);
@@ -58,6 +59,7 @@ class ForwardingWithVector : public Forwarding {
     vectors_.keep(bucket);
     Forwarding::keep_step(bucket);
   }
+  bool keeps_little(BucketId) const final { return false; }
   void undo_step(BucketId bucket) final {
     vectors_.undo(bucket);
     Forwarding::undo_step(bucket);

@@ -129,6 +129,7 @@ class Guard final : public Forwarding {
 
   void save(BucketWriter& writer) const override;
   void load(const BucketReader& reader) override;
+  bool keeps_little(BucketId) const override { return false; }
   void keep_step(BucketId bucket) override {
     states_.keep(bucket);
     replaced_by_load_.reset();

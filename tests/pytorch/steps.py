@@ -193,10 +193,9 @@ def submit(handle, index, bucket, model):
     weights = [model.module.weights[i] for i in bucket]
     gradient = torch.randn(sum(weight.numel() for weight in weights),
                            generator=torch.Generator().manual_seed(10 * index + RANK))
-    future, ready = torch.futures.Future(), torch.futures.Future()
-    ready.set_result(gradient)
+    future = torch.futures.Future()
     last = index + 1 == len(handle.report()["buckets"])
-    handle._engine.submit(index, last, last, gradient, weights, future, ready)
+    handle._engine.submit(index, last, last, gradient, weights, future)
     return future
 
 
