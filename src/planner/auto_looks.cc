@@ -16,6 +16,9 @@ namespace {
 /// One that would take so many times what a step takes now is not tried again.
 constexpr double kFarBehind = 3;
 
+/// The same in the first tests of a choice, which come soon after it.
+constexpr double kBehind = 1.3;
+
 /// Where the exchange takes less than it did, a milder candidate is tried again if it would take at most so
 /// many times what a step takes now. That is an upper bound: a codec's time does not become less.
 constexpr double kWorthATrial = 2;
@@ -70,7 +73,7 @@ std::uint64_t Auto::watch_link(Step& step, double now) {
     plan_.watch = {};  // what it takes now is usual from now on
     return sent;
   }
-  try_again_with(step, near(seconds, now),
+  try_again_with(step, near(seconds, now, kFarBehind),
                  "a message of " + std::to_string(kProbeBytes / 1024) + " KiB takes " + milliseconds(least) +
                      " and took " + milliseconds(before));
   return sent;
@@ -89,12 +92,13 @@ void Auto::judge(Step& step, Span<const Seen> ranks, double now) {
   const Seconds seconds = expected(now, [&](double one) {
     return expected_seconds(one, {plan_.usual, plan_.least_inside}, seen);
   });
-  const Members rivals = near(seconds, now);
+  const Members rivals = near(seconds, now, kFarBehind);
   if (plan_.patience.is_test_due()) {
-    if (has_rivals(rivals)) {
+    const Members close = near(seconds, now, plan_.patience.tests_all() ? kFarBehind : kBehind);
+    if (has_rivals(close)) {
       const auto looks = static_cast<std::size_t>(plan_.patience.to_test());
       return try_again_with(
-          step, rivals,
+          step, close,
           name_of(plan_.choice) + " was chosen " + std::to_string(looks * rules_.interval) + " steps ago");
     }
     plan_.patience.was_tested();
@@ -113,7 +117,7 @@ void Auto::judge(Step& step, Span<const Seen> ranks, double now) {
 
 /// Steps take another time for long, `now`, and each member's is expected to take so many seconds.
 void Auto::act_on_another_time(Step& step, Span<const Seen> ranks, double now, const Seconds& seconds) {
-  const Members rivals = near(seconds, now);
+  const Members rivals = near(seconds, now, kFarBehind);
   const std::string what = "the median of " + std::to_string(rules_.interval) + " steps is " +
                            milliseconds(now) + " and was " + milliseconds(plan_.usual);
   if (const auto rank = rank_that_changed(ranks, now - plan_.usual)) {
@@ -146,12 +150,12 @@ Auto::Seconds Auto::expected(double now, const std::function<double(double)>& fr
   return all;
 }
 
-/// The members that may be about as fast as what runs, and what runs.
-Auto::Members Auto::near(const Seconds& expected, double now) const {
+/// The members that may take at most `most` times as long as what runs, and what runs.
+Auto::Members Auto::near(const Seconds& expected, double now, double most) const {
   Members all{};
   for (std::size_t i = 0; i < members_.size(); ++i) {
     all[i] =
-        !suspicion_.leaves_out(i) && (i == member_behind(plan_.choice) || expected[i] <= kFarBehind * now);
+        !suspicion_.leaves_out(i) && (i == member_behind(plan_.choice) || expected[i] <= most * now);
   }
   return all;
 }

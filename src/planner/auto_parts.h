@@ -356,7 +356,7 @@ class Auto final : public Synchronizer {
   void take_time(Step& step, double now);
   void try_again(Step& step, const std::string& why);
   Seconds expected(double now, const std::function<double(double)>& from_before) const;
-  Members near(const Seconds& expected, double now) const;
+  Members near(const Seconds& expected, double now, double most) const;
   bool has_rivals(const Members& rivals) const;
   bool milder_may_do(const Seconds& expected, double now) const;
   bool would_choose_another(const Seconds& expected) const;

@@ -11,8 +11,9 @@ double least_inside(Span<const Seen> ranks) {
 }
 
 void Patience::chosen(bool confirmed) {
-  needed_ = confirmed ? std::min(2 * needed_, kMost) : kFewest;
+  if (!confirmed || !tests_) needed_ = confirmed ? std::min(2 * needed_, kMost) : kFewest;
   to_test_ = confirmed ? std::min(2 * to_test_, kMostToTest) : kFewestToTest;
+  tests_ = false;
   disturbed_ = calm_ = looks_ = 0;
 }
 

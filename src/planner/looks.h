@@ -55,10 +55,13 @@ class Patience {
   static constexpr int kMost = 64;
   static constexpr int kMostWhenFar = 8;  ///< Where steps take another time by more than a half.
   static constexpr int kCalm = 30;        ///< Looks in a row without another time, after which it is halved.
-  /// Looks after which a choice is put to the test again: a guard may have given a candidate's buckets to
-  /// another system in the trial, and the machine may have other work now.
-  static constexpr int kFewestToTest = 70;
-  static constexpr int kMostToTest = 64 * kFewestToTest;
+  /// Looks after which a choice is put to the test again: it rests on few steps, for the first time on a
+  /// training's first ones. A guard may have given a candidate's buckets to another system in the trial, and
+  /// the machine may have other work now.
+  static constexpr int kFewestToTest = 12;
+  static constexpr int kMostToTest = 512 * kFewestToTest;
+  /// Earlier tests are among candidates that are close. Those that are farther behind would cost too much.
+  static constexpr int kFewestToTestAll = 4 * kFewestToTest;
 
   Patience() = default;
   /// As it was saved.
@@ -71,11 +74,21 @@ class Patience {
   int to_test() const { return to_test_; }
   bool is_disturbed() const { return disturbed_ > 0; }
 
-  /// A trial has ended. Where it confirmed the choice, what led to it was noise, and it takes twice as many.
+  /// A trial has ended. Where it confirmed the choice, what led to it was noise, and it takes twice as many:
+  /// of looks that see another step time, or to the next test where it was one.
   void chosen(bool confirmed);
   /// One look more. Returns whether the choice is to be put to the test.
-  bool is_test_due() { return ++looks_ >= to_test_; }
-  void was_tested() { looks_ = 0; }
+  bool is_test_due() {
+    tests_ = ++looks_ >= to_test_;
+    return tests_;
+  }
+  bool tests_all() const { return to_test_ >= kFewestToTestAll; }
+  /// There was nothing to compare. Earlier tests compare with few candidates, so the next one comes later.
+  void was_tested() {
+    if (!tests_all()) to_test_ *= 2;
+    looks_ = 0;
+    tests_ = false;
+  }
   /// That look saw the time that the choice rests on.
   void see_calm();
   /// It saw another one. Returns whether enough in a row did.
@@ -90,6 +103,7 @@ class Patience {
   int disturbed_ = 0;  // looks in a row
   int calm_ = 0;
   int looks_ = 0;  // since the choice
+  bool tests_ = false;  // the trial that goes on
 };
 
 /// What a message of a known size takes now and then, where the chosen system sends too little to show how

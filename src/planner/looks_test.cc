@@ -61,11 +61,27 @@ TEST(Patience, IsHalfAsLongAfterACalmTime) {
 
 TEST(Patience, PutsAChoiceToTheTest) {
   Patience patience;
-  for (int time = 0; time < 2; ++time) {
-    for (int i = 1; i < Patience::kFewestToTest; ++i) EXPECT_FALSE(patience.is_test_due()) << i;
+  for (const int looks : {1, 2, 4, 4}) {
+    EXPECT_EQ(patience.tests_all(), looks == 4);
+    for (int i = 1; i < looks * Patience::kFewestToTest; ++i) EXPECT_FALSE(patience.is_test_due()) << i;
     EXPECT_TRUE(patience.is_test_due());
     patience.was_tested();
   }
+}
+
+TEST(Patience, ATestThatConfirmsTheChoiceMakesTestsRarerAlone) {
+  Patience patience;
+  EXPECT_FALSE(patience.tests_all());
+  for (int time = 0; time < 2; ++time) {
+    while (!patience.is_test_due()) continue;
+    patience.chosen(true);
+  }
+  EXPECT_EQ(patience.needed(), Patience::kFewest);
+  EXPECT_EQ(patience.to_test(), 4 * Patience::kFewestToTest);
+  EXPECT_TRUE(patience.tests_all());
+  EXPECT_FALSE(patience.is_test_due());
+  patience.chosen(true);
+  EXPECT_EQ(patience.needed(), 2 * Patience::kFewest) << "this trial was no test";
 }
 
 TEST(IsComputingAlone, WhereNoRanksExchangeShowsTheChange) {
