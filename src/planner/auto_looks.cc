@@ -154,8 +154,7 @@ Auto::Seconds Auto::expected(double now, const std::function<double(double)>& fr
 Auto::Members Auto::near(const Seconds& expected, double now, double most) const {
   Members all{};
   for (std::size_t i = 0; i < members_.size(); ++i) {
-    all[i] =
-        !suspicion_.leaves_out(i) && (i == member_behind(plan_.choice) || expected[i] <= most * now);
+    all[i] = !suspicion_.leaves_out(i) && (i == member_behind(plan_.choice) || expected[i] <= most * now);
   }
   return all;
 }

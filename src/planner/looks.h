@@ -102,7 +102,7 @@ class Patience {
   int to_test_ = kFewestToTest;
   int disturbed_ = 0;  // looks in a row
   int calm_ = 0;
-  int looks_ = 0;  // since the choice
+  int looks_ = 0;       // since the choice
   bool tests_ = false;  // the trial that goes on
 };
 
