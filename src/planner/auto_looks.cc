@@ -93,9 +93,13 @@ void Auto::judge(Step& step, Span<const Seen> ranks, double now) {
     return expected_seconds(one, {plan_.usual, plan_.least_inside}, seen);
   });
   const Members rivals = near(seconds, now, kFarBehind);
-  if (plan_.patience.is_test_due()) {
-    const Members close = near(seconds, now, plan_.patience.tests_all() ? kFarBehind : kBehind);
-    if (has_rivals(close)) {
+  const bool drifted = has_drifted(plan_.usual, now);
+  if (plan_.patience.is_test_due() && !drifted) {
+    const bool tests_all = plan_.patience.tests_all();
+    const Members close = near(seconds, now, tests_all ? kFarBehind : kBehind);
+    // A trial of dense for a share of the buckets is long.
+    if (has_rivals(close) && (tests_all || plan_.choice < members_.size())) {
+      plan_.patience.test_begins();
       const auto looks = static_cast<std::size_t>(plan_.patience.to_test());
       return try_again_with(
           step, close,
@@ -103,7 +107,6 @@ void Auto::judge(Step& step, Span<const Seen> ranks, double now) {
     }
     plan_.patience.was_tested();
   }
-  const bool drifted = has_drifted(plan_.usual, now);
   const bool milder = !drifted && exchange_is_shorter(seen.inside) && milder_may_do(seconds, now);
   if (!drifted && !milder) return plan_.patience.see_calm();
   if (!plan_.patience.see_change(has_drifted_far(plan_.usual, now))) return;

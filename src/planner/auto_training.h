@@ -94,6 +94,16 @@ class Training {
   std::vector<std::string> used_;
 };
 
+/// How often candidates were tried again since something had changed, and not since it was time to.
+inline std::size_t trials_for_a_reason(const Session& session) {
+  std::size_t trials = 0;
+  for (const Change& one : session.changes()) {
+    const bool is_test = one.reason.find(" steps ago: ") != std::string::npos;
+    trials += one.reason.ends_with("tried again") && !is_test ? 1 : 0;
+  }
+  return trials;
+}
+
 inline StateReader state_of(const Session& session) {
   StateWriter writer;
   session.save(writer);

@@ -78,16 +78,13 @@ class Patience {
   /// of looks that see another step time, or to the next test where it was one.
   void chosen(bool confirmed);
   /// One look more. Returns whether the choice is to be put to the test.
-  bool is_test_due() {
-    tests_ = ++looks_ >= to_test_;
-    return tests_;
-  }
+  bool is_test_due() { return ++looks_ >= to_test_; }
+  void test_begins() { tests_ = true; }
   bool tests_all() const { return to_test_ >= kFewestToTestAll; }
   /// There was nothing to compare. Earlier tests compare with few candidates, so the next one comes later.
   void was_tested() {
     if (!tests_all()) to_test_ *= 2;
     looks_ = 0;
-    tests_ = false;
   }
   /// That look saw the time that the choice rests on.
   void see_calm();

@@ -74,6 +74,7 @@ TEST(Patience, ATestThatConfirmsTheChoiceMakesTestsRarerAlone) {
   EXPECT_FALSE(patience.tests_all());
   for (int time = 0; time < 2; ++time) {
     while (!patience.is_test_due()) continue;
+    patience.test_begins();
     patience.chosen(true);
   }
   EXPECT_EQ(patience.needed(), Patience::kFewest);
