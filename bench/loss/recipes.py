@@ -121,7 +121,10 @@ RECIPES = {
         ["dense"] + LOW_RANK_IN_CODES + ["power_sgd:rank=40:bits=8", AUTO, "half", "blocks:bits=4:block=128", "ecsq"]
         + ["warm_up:steps=50:with=ecsq/step=0.2+ecsq", signs_of_momentum(99), VARIANCE_MOVES]
         # Whether what rank 15 loses is lost in the first quarter alone.
-        + ["warm_up:steps=500:with=blocks/bits=8+power_sgd:rank=15:bits=8"]),
+        + ["warm_up:steps=500:with=blocks/bits=8+power_sgd:rank=15:bits=8"]
+        # Whether a milder end brings back what was lost.
+        + ["warm_up:steps=1700:with=ecsq/local=0+blocks:bits=8",
+           "warm_up:steps=1800:with=ecsq/local=0.5+blocks:bits=8"]),
     "transformer-kjv-momentum": (
         AS_THEY_COME + LOW_RANK_IN_CODES + [AUTO, "half:format=bf16:feedback=on"] + ENTROPY_CODED
         + [BEGUN_IN_CODES + "marsit:full_every=8", BEGUN_IN_CODES + "ef_signsgd"] + MOMENTUM_INSIDE),
