@@ -64,7 +64,8 @@ std::uint64_t Auto::watch_link(Step& step, double now) {
   plan_.watch.add(least);
   const double looks = least / (kShareOfProbe * std::max(now, 1e-6) * static_cast<double>(rules_.interval));
   plan_.looks_to_probe = static_cast<int>(std::clamp(std::ceil(looks), double{kLooksToProbe}, 1000.0));
-  if (plan_.watch.shorter < plan_.patience.needed_when_far()) return sent;
+  // Patience is for steps, which other work makes longer and then shorter again.
+  if (plan_.watch.shorter < Patience::kFewest) return sent;
   const double before = plan_.watch.usual;
   const Seconds seconds = expected(now, [&](double one) {
     return expected_over(one, {plan_.usual, plan_.least_inside}, least / before);

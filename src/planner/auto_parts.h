@@ -39,7 +39,7 @@ inline constexpr std::size_t kProbeBytes = 128 * 1024;
 /// Looks from one message to the next, at least. There are more where it would take a larger share of the
 /// time. One that took less than half is followed by another one at the next look.
 inline constexpr int kLooksToProbe = 3;
-inline constexpr double kShareOfProbe = 0.01;
+inline constexpr double kShareOfProbe = 0.02;
 /// Of the mildest members the exchange itself shows the link: it is mostly bytes.
 inline constexpr std::size_t kShowTheLink = 2;
 
