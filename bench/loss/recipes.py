@@ -28,6 +28,9 @@ OTHER_STEPS = [
     "warm_up:steps=50:with=ecsq/step=0.2+ecsq",
 ]
 
+# The same along the main directions of each matrix.
+KLT = ["klt", "klt:step=1"]
+
 # What auto chooses on a slow link, and what it may choose.
 AUTO = "auto:link=100Mbit:50us"
 AUTO_WITH_MORE_BUDGET = "auto:link=100Mbit:50us:budget=0.75"
@@ -107,18 +110,21 @@ RECIPES = {
         + ONE_FACTOR + IN_BLOCKS + [AUTO, AUTO_WITH_MORE_BUDGET] + HALF + REMEDIES + BEGUN_WITHOUT_SIGNS + GUARDED
         + MADE_FOR_ADAM + CLIPPED_FIRST
         + [signs_of_momentum(99), signs_of_momentum(39), signs_of_momentum(99, "clip:norm=2"), VARIANCE_MOVES]
-        + MARSIT_WITH_ADAM + BY_LAYER + ENTROPY_CODED + OTHER_STEPS),
+        + MARSIT_WITH_ADAM + BY_LAYER + ENTROPY_CODED + OTHER_STEPS + KLT
+        + ["warm_up:steps=50:with=ecsq/step=0.1+klt:step=0.4"]),
     "transformer-wikitext2": (
         AS_THEY_COME + LOW_RANK_IN_CODES + LOW_RANK_AFTER_CODES + IN_BLOCKS + [AUTO] + CLIPPED_ALONE
         + [signs_of_momentum(99), signs_of_momentum(99, "clip:norm=2")]
-        + ["guard:noise=0.75+power_sgd:rank=32:bits=8"] + ENTROPY_CODED),
+        + ["guard:noise=0.75+power_sgd:rank=32:bits=8"] + ENTROPY_CODED + KLT),
     "transformer-markov": (
         ["dense", "casq:bits=4", "blocks:bits=4:block=128", AUTO, AUTO_WITH_MORE_BUDGET]
         + [BEGUN_IN_CODES + "casq:bits=3"] + LOW_RANK_IN_CODES + LOW_RANK_AFTER_CODES + CLIPPED_ALONE
-        + [signs_of_momentum(99), signs_of_momentum(249), signs_of_momentum(99, "clip:norm=2")] + ENTROPY_CODED),
+        + [signs_of_momentum(99), signs_of_momentum(249), signs_of_momentum(99, "clip:norm=2")]
+        + ENTROPY_CODED + KLT),
     "transformer-kjv-200": LOCAL_STEPS,
     "transformer-kjv-2000": (
-        ["dense"] + LOW_RANK_IN_CODES + ["power_sgd:rank=40:bits=8", AUTO, "half", "blocks:bits=4:block=128", "ecsq"]
+        ["dense"] + LOW_RANK_IN_CODES + ["power_sgd:rank=40:bits=8", AUTO, "half", "blocks:bits=4:block=128"]
+        + ["ecsq", "klt"]
         + ["warm_up:steps=50:with=ecsq/step=0.2+ecsq", signs_of_momentum(99), VARIANCE_MOVES]
         # Whether what rank 15 loses is lost in the first quarter alone.
         + ["warm_up:steps=500:with=blocks/bits=8+power_sgd:rank=15:bits=8"]

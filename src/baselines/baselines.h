@@ -20,6 +20,7 @@ SystemInfo power_sgd_info();
 SystemInfo acp_sgd_info();
 SystemInfo blocks_info();
 SystemInfo ecsq_info();
+SystemInfo klt_info();
 SystemInfo demo_info();
 SystemInfo one_bit_adam_info();
 SystemInfo zero_one_adam_info();

@@ -17,71 +17,28 @@
 // src/kernels/codes/entropy_code.h says of the levels. payload_bytes() gives what elements of a normal
 // distribution take; those of gradients, more of which are near zero, take less.
 
-#include <algorithm>
-#include <cmath>
-
 #include "baselines/baselines.h"
 #include "exchange/level_average.h"
-#include "exchange/shard_exchange.h"
-#include "kernels/codes/entropy_code.h"
-#include "kernels/codes/rounded_levels.h"
 
 namespace thinwire {
 namespace {
 
-/// Share of a normal distribution below x.
-double normal_below(double x) {
-  return 0.5 * std::erfc(-x / std::sqrt(2.0));
-}
-
-/// Bits that a level tells, of elements of a normal distribution.
-double normal_bits(double step, double up) {
-  double bits = 0;
-  const auto add = [&](double share) {
-    if (share > 0) bits -= share * std::log2(share);
-  };
-  const double zero = (1 - up) * step;  // larger magnitudes are no zero
-  add(1 - 2 * normal_below(-zero));
-  const auto levels = static_cast<int>(std::max(0.0, 40 - zero) / step) + 1;
-  for (int level = 0; level < levels; ++level) {
-    const double begin = zero + level * step;
-    const double share = normal_below(-begin) - normal_below(-begin - step);
-    add(share);
-    add(share);
-  }
-  return bits;
-}
-
 class Ecsq final : public Synchronizer {
  public:
-  explicit Ecsq(const LevelRules& rules)
-      : rules_(rules), bits_(normal_bits(rules.step, static_cast<double>(rules.up))) {}
+  explicit Ecsq(const LevelRules& rules) : rules_(rules) {}
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
     average_levels(bucket, gradient, residual, step, rules_);
   }
 
   std::uint64_t payload_bytes(const Workload& workload) const override {
-    const auto world = static_cast<std::size_t>(workload.world_size);
-    const auto bytes_of = [&](std::size_t owner) {
-      const Shard part = shard_of(static_cast<std::size_t>(workload.elements), world, owner);
-      return bytes_of_part(part);
-    };
-    return shard_exchange_bytes(world, static_cast<std::size_t>(workload.rank), bytes_of, bytes_of);
+    return level_average_bytes(static_cast<std::size_t>(workload.elements),
+                               static_cast<std::size_t>(workload.world_size),
+                               static_cast<std::size_t>(workload.rank), rules_);
   }
 
  private:
-  std::uint64_t bytes_of_part(const Shard& part) const {
-    if (part.size() == 0) return 0;
-    const auto words = static_cast<std::uint64_t>(static_cast<double>(part.size()) * bits_ / 8);
-    const std::uint64_t codes = words + entropy_coded_head_bytes(part.size());
-    // Where that is no gain, levels go as they are.
-    return sizeof(float) + stepped_blocks(part.size()) +
-           std::min<std::uint64_t>(codes, most_entropy_coded_bytes(part.size()));
-  }
-
   LevelRules rules_;
-  double bits_;
 };
 
 }  // namespace

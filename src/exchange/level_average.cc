@@ -21,6 +21,8 @@ namespace {
 constexpr double kMostLevel = 32767;
 /// A smaller step counts as 0, so that the inverse of each block's is finite.
 constexpr double kLeastStep = 1e-33;
+/// Levels of a place that are moved at a time: a line of the cache.
+constexpr std::size_t kRun = 32;
 
 /// Steps of blocks whose sums of squares are `norms`. Where these are 0, so is every level. Squares of values
 /// below about 1e-22 are 0 in float32, so such values wait in the residual. scales: written.
@@ -53,6 +55,38 @@ float choose_steps(const LevelRules& rules, std::size_t elements, Span<const flo
   return static_cast<float>(step);
 }
 
+/// Share of a normal distribution below x.
+double normal_below(double x) {
+  return 0.5 * std::erfc(-x / std::sqrt(2.0));
+}
+
+/// Bits that a level tells, of elements of a normal distribution.
+double normal_bits(double step, double up) {
+  double bits = 0;
+  const auto add = [&](double share) {
+    if (share > 0) bits -= share * std::log2(share);
+  };
+  const double zero = (1 - up) * step;  // larger magnitudes are no zero
+  add(1 - 2 * normal_below(-zero));
+  const auto levels = static_cast<int>(std::max(0.0, 40 - zero) / step) + 1;
+  for (int level = 0; level < levels; ++level) {
+    const double begin = zero + level * step;
+    const double share = normal_below(-begin) - normal_below(-begin - step);
+    add(share);
+    add(share);
+  }
+  return bits;
+}
+
+std::uint64_t bytes_of_part(std::size_t elements, double bits) {
+  if (elements == 0) return 0;
+  const auto words = static_cast<std::uint64_t>(static_cast<double>(elements) * bits / 8);
+  const std::uint64_t codes = words + entropy_coded_head_bytes(elements);
+  // Where that is no gain, levels go as they are.
+  return sizeof(float) + stepped_blocks(elements) +
+         std::min<std::uint64_t>(codes, most_entropy_coded_bytes(elements));
+}
+
 class LevelAverage {
  public:
   LevelAverage(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
@@ -73,6 +107,7 @@ class LevelAverage {
       most = std::max(most, shard(owner).size());
     }
     coded_ = step.workspace.take<std::byte>(most_entropy_coded_bytes(most));
+    if (rules_.by_place) placed_ = step.workspace.take<std::int16_t>(most);
     norms_ = step.workspace.take<float>(stepped_blocks(most));
   }
 
@@ -99,7 +134,7 @@ class LevelAverage {
 
   std::size_t world() const { return std::max<std::size_t>(1, up_.world()); }
   std::size_t self() const { return up_.self(); }
-  Shard shard(std::size_t owner) const { return shard_of(gradient_.size(), world(), owner); }
+  Shard shard(std::size_t owner) const { return shard_of(gradient_.size(), world(), owner, kSteppedBlock); }
   template <class T>
   T shard_in(T all, std::size_t owner) const {
     return all.subspan(shard(owner).begin, shard(owner).size());
@@ -147,10 +182,32 @@ class LevelAverage {
     return sizeof(float) + part.scales.size() + part.scales.size() % 2;
   }
 
+  /// The order in which levels travel, and back. Behind the last square of 128 blocks they stay as they are.
+  void order_by_place(Span<const std::int16_t> levels, Span<std::int16_t> placed) const {
+    constexpr std::size_t kSquare = kSteppedBlock * kSteppedBlock;
+    std::size_t begin = 0;
+    for (; begin + kSquare <= levels.size(); begin += kSquare) {
+      for (std::size_t i = 0; i < kSteppedBlock; i += kRun) {
+        for (std::size_t j = 0; j < kSteppedBlock; ++j) {
+          for (std::size_t r = i; r < i + kRun; ++r) {
+            placed[begin + j * kSteppedBlock + r] = levels[begin + r * kSteppedBlock + j];
+          }
+        }
+      }
+    }
+    std::copy(levels.begin() + begin, levels.end(), placed.begin() + begin);
+  }
+
   /// Step, scales, coded levels, in the workspace.
   Span<const std::byte> payload_of(const Part& part) {
     if (part.levels.empty()) return {};
-    const std::size_t coded = write_entropy_coded(step_.executor, part.levels, coded_);
+    Span<const std::int16_t> levels = part.levels;
+    if (rules_.by_place) {
+      const auto placed = placed_.first(levels.size());
+      order_by_place(levels, placed);
+      levels = placed;
+    }
+    const std::size_t coded = write_entropy_coded(step_.executor, levels, coded_);
     const std::size_t table = table_bytes(part);
     const auto payload = step_.workspace.take<std::byte>(table + coded);
     payload[table - 1] = std::byte{};
@@ -189,7 +246,14 @@ class LevelAverage {
     try {
       read_table(payload, part);
       const std::size_t table = table_bytes(part);
-      read_entropy_coded(step_.executor, payload.subspan(table, payload.size() - table), part.levels);
+      const auto coded = payload.subspan(table, payload.size() - table);
+      if (rules_.by_place) {
+        const auto placed = placed_.first(part.levels.size());
+        read_entropy_coded(step_.executor, coded, placed);
+        order_by_place(placed, part.levels);
+      } else {
+        read_entropy_coded(step_.executor, coded, part.levels);
+      }
     } catch (const CorruptFrame& error) {
       throw CorruptFrame(std::string(error.what()) + " (" + whose(messages.header_of(peer)) + ")");
     }
@@ -306,6 +370,7 @@ class LevelAverage {
   Span<float> mean_;    // of this rank's part
   Span<float> norms_;   // of the blocks at hand
   Span<std::byte> coded_;
+  Span<std::int16_t> placed_;  // levels in the order in which they travel
   std::uint64_t sent_ = 0;
 };
 
@@ -314,6 +379,15 @@ class LevelAverage {
 void average_levels(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
                     const LevelRules& rules) {
   LevelAverage(bucket, gradient, residual, step, rules).run();
+}
+
+std::uint64_t level_average_bytes(std::size_t elements, std::size_t world, std::size_t rank,
+                                  const LevelRules& rules) {
+  const double bits = normal_bits(rules.step, static_cast<double>(rules.up));
+  const auto bytes_of = [&](std::size_t owner) {
+    return bytes_of_part(shard_of(elements, world, owner, kSteppedBlock).size(), bits);
+  };
+  return shard_exchange_bytes(world, rank, bytes_of, bytes_of);
 }
 
 }  // namespace thinwire

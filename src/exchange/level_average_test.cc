@@ -132,6 +132,33 @@ TEST(LevelAverage, NormalValuesTakeTheBitsThatTheFormulaExpects) {
   EXPECT_NEAR(bits, 3.05, 0.15);
 }
 
+TEST(LevelAverage, ByPlaceTheSameIsSaidInFewerBytes) {
+  // Elements at one place of all blocks are alike, a hundred times apart from those at others.
+  for (const std::size_t elements : {128u * 128u * 9u, 128u * 300u, 5000u, 100u, 1u}) {
+    std::vector<std::vector<float>> gradients = gradients_of(elements, 3);
+    for (auto& gradient : gradients) {
+      for (std::size_t i = 0; i < elements; ++i) gradient[i] *= i % 128 < 8 ? 1.0f : 0.01f;
+    }
+    LevelRules rules{.step = 0.1, .local = 1};
+    const Outcome plain = run(3, gradients, rules);
+    rules.by_place = true;
+    const Outcome by_place = run(3, gradients, rules);
+    for (const auto& mean : by_place.means) ASSERT_EQ(mean, by_place.means[0]);
+    for (std::size_t i = 0; i < elements; ++i) {
+      double given = 0;
+      double kept = 0;
+      for (std::size_t rank = 0; rank < 3; ++rank) {
+        given += static_cast<double>(gradients[rank][i]);
+        kept += static_cast<double>(by_place.residuals[rank][i]);
+      }
+      ASSERT_NEAR(given, 3 * static_cast<double>(by_place.means[0][i]) + kept, 2e-5) << i;
+    }
+    if (elements % (3 * 128 * 128) != 0) continue;
+    EXPECT_EQ(by_place.means[0], plain.means[0]);
+    EXPECT_LT(3 * by_place.reports[0].formula_bytes, 2 * plain.reports[0].formula_bytes);
+  }
+}
+
 TEST(LevelAverage, ValuesThatAreNotFiniteStopTheStepOnAllRanks) {
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
                           std::numeric_limits<float>::max()}) {

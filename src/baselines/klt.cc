@@ -1,0 +1,535 @@
+// Transform coding: the rows of each matrix are turned into the directions in which they vary most, and what
+// is found along each direction travels as whole numbers of steps in an entropy code, as in `ecsq`. Rows of
+// a gradient lie near few directions. So most of what travels is near zero, which takes few bits, and what
+// does not lie there is sent all the same.
+//
+//   p, rows --directions--> coefficients --levels of each row's own step--> owner: mean --levels--> all
+//   mean, residual <--directions, transposed-- what was said
+//   now and then: a rank's own coefficients --eigenvectors of what rows have in common--> all ranks
+//
+// Sources: K. Karhunen, 1947, and M. Loeve, 1948: the transform, which no other one of orthonormal directions
+// beats for values of a normal distribution (Goyal, "Theoretical foundations of transform coding", IEEE
+// Signal Processing Magazine, 2001). That rows of gradients lie near few directions: Vogels et al., PowerSGD,
+// NeurIPS 2019. The code: exchange/level_average.h.
+//
+// A row is one of the longer side of a matrix: so the directions are few. Where the shorter side is above 128
+// it is cut: a direction has at most 128 elements, always a power of two of them. Parameters whose leading
+// dimension is not known, and vectors, have no directions.
+//
+// A row's step is a multiple of its own root mean square, whatever other rows have. Adam makes the small rows
+// of a matrix as large as the others, so they must not wait longer. All directions of a row share its step.
+//
+// Levels travel by direction and not by row (LevelRules::by_place). So each of the code's blocks has levels
+// of about one size.
+//
+// Directions begin as the axes. They are found anew after steps 1, 2, 4, ... and then after every `every`th:
+// the eigenvectors of sum over rows of (row / length)^T (row / length), of what one rank would send next.
+// Tiles take turns over ranks. They travel in bfloat16, so all ranks have the same. What that rounding takes
+// from their being orthonormal stays in the residual.
+//
+// Bytes per rank: those of its frames, which depend on the data; after a step with new directions 2 (W-1)/W *
+// 2 bytes for each of their elements, rounded up to 8. payload_bytes() gives what coefficients of a normal
+// distribution take: more than gradients' do.
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <vector>
+
+#include "baselines/baselines.h"
+#include "core/bucket_vectors.h"
+#include "exchange/collectives.h"
+#include "exchange/level_average.h"
+#include "kernels/codes/rounded_levels.h"
+#include "kernels/dense/dense.h"
+#include "kernels/dense/multiply_rows.h"
+#include "kernels/dense/symmetric_eigen.h"
+#include "thinwire/errors.h"
+#include "thinwire/state.h"
+
+namespace thinwire {
+namespace {
+
+constexpr StateKind kDirections = {.name = "klt_directions"};
+constexpr std::size_t kMostWidth = 128;
+/// No coefficient of values up to here, and no sum on the way to it or back, leaves the range of float.
+constexpr float kLargest = std::numeric_limits<float>::max() / 65536;
+/// A smaller angle between directions brings nothing.
+constexpr double kTolerance = 1e-3;
+constexpr std::uint64_t kBytesOfWord = sizeof(std::uint64_t);
+constexpr std::size_t kHalvesOfWord = kBytesOfWord / sizeof(std::uint16_t);
+
+struct KltRules {
+  LevelRules levels;
+  std::uint64_t every = 50;
+
+  /// Whether directions are found anew at the end of a step.
+  bool renews(std::uint64_t step) const {
+    const std::uint64_t steps = step + 1;
+    return steps < every ? std::has_single_bit(steps) : steps % every == 0;
+  }
+};
+
+/// A part of a parameter whose rows have directions of their own.
+struct Tile {
+  std::size_t parameter = 0;
+  std::size_t begin = 0;    ///< Of its first element in the bucket.
+  std::size_t stride = 0;   ///< From one of the parameter's rows to the next.
+  bool transposed = false;  ///< Its rows are the parameter's columns.
+  std::size_t rows = 1;
+  std::size_t width = 0;
+  bool turned = false;           ///< Without: one row, and no directions.
+  std::size_t coefficients = 0;  ///< Where they begin: at a whole block.
+  std::size_t directions = 0;    ///< Where they begin.
+
+  std::size_t elements() const { return rows * width; }
+  std::size_t squared() const { return turned ? width * width : 0; }
+};
+
+/// How a bucket is cut into tiles. Parameters: a Step or a Workload.
+template <class Parameters>
+class TileCut {
+ public:
+  TileCut(const Parameters& parameters, std::size_t elements) : parameters_(parameters), elements_(elements) {
+    for_each([&](const Tile& tile) {
+      ++tiles_;
+      coefficients_ = after(tile);
+      largest_ = std::max(largest_, tile.turned ? tile.elements() : 0);
+      directions_ = tile.directions + tile.squared();
+    });
+  }
+
+  /// body(tile) in the same order on all ranks.
+  template <class Body>
+  void for_each(Body&& body) const {
+    Tile next;
+    const auto add = [&](Tile tile) {
+      tile.coefficients = next.coefficients;
+      tile.directions = next.directions;
+      body(static_cast<const Tile&>(tile));
+      next.coefficients = after(tile);
+      next.directions += tile.squared();
+    };
+    const auto ends = parameters_.parameter_ends;
+    const auto rows = parameters_.parameter_rows;
+    std::size_t begin = 0;
+    for (std::size_t i = 0; i < (ends.empty() ? 1 : ends.size()); ++i) {
+      const std::size_t size = (ends.empty() ? elements_ : ends[i]) - begin;
+      add_parameter(i, begin, size, rows.empty() ? 0 : rows[i], add);
+      begin += size;
+    }
+  }
+
+  std::size_t tiles() const { return tiles_; }
+  std::size_t coefficients() const { return coefficients_; }  ///< With what fills up blocks.
+  std::size_t directions() const { return directions_; }      ///< Floats of them.
+  std::size_t largest() const { return largest_; }  ///< Elements of the largest tile with directions.
+  std::size_t words() const { return (directions_ + kHalvesOfWord - 1) / kHalvesOfWord; }
+
+ private:
+  static std::size_t after(const Tile& tile) {
+    return tile.coefficients + stepped_blocks(tile.elements()) * kSteppedBlock;
+  }
+
+  template <class Add>
+  static void add_parameter(std::size_t parameter, std::size_t begin, std::size_t size, std::size_t rows,
+                            Add& add) {
+    const std::size_t columns = rows == 0 ? 0 : size / rows;
+    if (rows < 2 || columns < 2 || rows * columns != size) {
+      if (size != 0) add({.parameter = parameter, .begin = begin, .stride = size, .width = size});
+      return;
+    }
+    const bool transposed = rows < columns;
+    const std::size_t shorter = std::min(rows, columns);
+    for (std::size_t first = 0; first < shorter;) {
+      const std::size_t width = std::min(kMostWidth, std::bit_floor(shorter - first));
+      add({.parameter = parameter,
+           .begin = begin + (transposed ? first * columns : first),
+           .stride = columns,
+           .transposed = transposed,
+           .rows = std::max(rows, columns),
+           .width = width,
+           .turned = true});
+      first += width;
+    }
+  }
+
+  const Parameters& parameters_;
+  std::size_t elements_;
+  std::size_t tiles_ = 0;
+  std::size_t coefficients_ = 0;
+  std::size_t directions_ = 0;
+  std::size_t largest_ = 0;
+};
+
+std::uint16_t to_bf16(double value) {
+  const auto bits = std::bit_cast<std::uint32_t>(static_cast<float>(value));
+  return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+float from_bf16(std::uint16_t half) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(half) << 16);
+}
+
+using Floats = std::shared_ptr<std::vector<float>>;
+
+/// What a bucket has from step to step. Copies share what they point to.
+struct State {
+  /// Of the tiles, one behind the other; within a tile one row to a direction. Null before the first step.
+  Floats directions{};
+  /// Room for directions: what no copy of this state has as its own is free.
+  std::shared_ptr<std::vector<Floats>> room{};
+  /// Where those of each parameter end, by its position; others have none.
+  std::shared_ptr<const std::map<std::size_t, std::size_t>> ends{};
+};
+
+template <class Parameters>
+std::map<std::size_t, std::size_t> ends_of(const TileCut<Parameters>& cut) {
+  std::map<std::size_t, std::size_t> ends;
+  cut.for_each([&](const Tile& tile) {
+    if (tile.turned) ends[tile.parameter] = tile.directions + tile.squared();
+  });
+  return ends;
+}
+
+/// A saved bucket's parameters as a Step has them.
+struct SavedParameters {
+  SavedParameters(const BucketReader& reader, BucketId bucket) {
+    std::size_t end = 0;
+    for (std::size_t i = 0; i < reader.parameters(bucket); ++i) {
+      parameter_ends.push_back(end += reader.parameter(bucket, i).elements);
+      parameter_rows.push_back(reader.parameter(bucket, i).rows);
+    }
+  }
+  std::vector<std::size_t> parameter_ends;
+  std::vector<std::size_t> parameter_rows;
+};
+
+/// One step, in host memory: a device's gradient and residual come here and go back.
+class KltStep {
+ public:
+  KltStep(const KltRules& rules, BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
+          State& state)
+      : rules_(rules),
+        bucket_(bucket),
+        gradient_(gradient),
+        residual_(residual),
+        step_(step),
+        cut_(step, gradient.size()),
+        state_(state) {}
+
+  void run() {
+    const bool renews = !state_.directions || rules_.renews(step_.index);
+    if (!state_.directions) begin();
+    if (state_.directions->size() != cut_.directions()) {
+      throw std::invalid_argument("bucket " + std::to_string(bucket_) + " had parameters of other sizes in " +
+                                  "earlier steps: a bucket keeps its parameters");
+    }
+    turn_there();
+    copy(step_.executor, Span<const float>(own_), mean_);
+    fill(step_.executor, left_, 0.0f);
+    average_levels(bucket_, mean_, left_, step_, rules_.levels);
+    if (!step_.report.finite) return;
+    step_.clock.enter(Phase::decompress);
+    turn_back();
+    if (renews) renew();
+  }
+
+ private:
+  Span<float> in_host_memory(Span<float> values) const {
+    if (step_.executor.memory() == Memory::host || values.empty()) return values;
+    const auto host = step_.workspace.take<float>(values.size());
+    copy(step_.executor, Span<const float>(values), host);
+    return host;
+  }
+  Span<float> coefficients() const { return step_.workspace.take<float>(cut_.coefficients()); }
+
+  /// With the axes as directions.
+  void begin() {
+    auto axes = std::make_shared<std::vector<float>>(cut_.directions(), 0.0f);
+    cut_.for_each([&](const Tile& tile) {
+      if (!tile.turned) return;
+      for (std::size_t k = 0; k < tile.width; ++k) (*axes)[tile.directions + k * (tile.width + 1)] = 1;
+    });
+    state_.directions = std::move(axes);
+    state_.room = std::make_shared<std::vector<Floats>>();
+    state_.ends = std::make_shared<std::map<std::size_t, std::size_t>>(ends_of(cut_));
+  }
+  RowsOf<const float> directions(const Tile& tile) const {
+    return {Span<const float>(*state_.directions).subspan(tile.directions, tile.squared()), tile.width};
+  }
+  /// The tile's part of a vector as long as the coefficients.
+  static RowsOf<float> rows(Span<float> all, const Tile& tile) {
+    return {all.subspan(tile.coefficients, tile.elements()), tile.width};
+  }
+  /// Its elements in a vector as long as the bucket, row by row of the parameter.
+  static RowsOf<float> elements(Span<float> all, const Tile& tile) {
+    return {all.subspan(tile.begin, all.size() - tile.begin), tile.stride};
+  }
+  static RowsOf<const float> read(const RowsOf<float>& rows) { return {rows.values, rows.stride}; }
+
+  /// p takes the gradient's place, and its coefficients are own_.
+  void turn_there() {
+    const bool within = add_within(step_.executor, p_, old_, kLargest);
+    fill(step_.executor, own_, 0.0f);
+    cut_.for_each([&](const Tile& tile) {
+      if (!tile.turned) {
+        copy(step_.executor, Span<const float>(p_.subspan(tile.begin, tile.elements())),
+             rows(own_, tile).values);
+        return;
+      }
+      // A direction to a column.
+      const RowsOf<float> columns{room_.first(tile.squared()), tile.width};
+      transpose_rows(step_.executor, tile.width, tile.width, directions(tile), columns);
+      multiply_rows(step_.executor, tile.rows, tile.width, tile.width, rows_of(p_, tile), read(columns), {},
+                    rows(own_, tile), Rounding::fused);
+    });
+    // With the levels every rank hears of it.
+    if (!within) mark_not_finite(step_.executor, own_);
+  }
+
+  /// The tile's rows in a vector as long as the bucket: where they are, or transposed.
+  RowsOf<const float> rows_of(Span<float> all, const Tile& tile) {
+    const auto from = elements(all, tile);
+    if (!tile.transposed) return read(from);
+    const RowsOf<float> turned{turned_.first(tile.elements()), tile.width};
+    transpose_rows(step_.executor, tile.width, tile.rows, read(from), turned);
+    return read(turned);
+  }
+
+  /// residual = p - what was said, gradient = mean, both from coefficients.
+  void turn_back() {
+    const ResidualSpan left = step_.turn.write(residual_);
+    const bool here = residual_.memory() == Memory::host;
+    const Span<float> rest = here ? left.after : old_;
+    // What this rank has said, and of the mean what it keeps for all, with the other sign.
+    step_.executor.parallel_for(left_.size(), kRange, [&](std::size_t begin, std::size_t end) {
+      for (std::size_t i = begin; i < end; ++i) left_[i] -= own_[i];
+    });
+    cut_.for_each([&](const Tile& tile) {
+      if (!rest.empty()) put(tile, left_, p_, rest, Rounding::fused);
+      put(tile, mean_, {}, p_, Rounding::same_bits);
+    });
+    if (!rest.empty()) {
+      step_.report.residual_norm = std::sqrt(sum_of_squares(step_.executor, rest, {}));
+      if (!here) copy(step_.executor, Span<const float>(rest), left.after);
+    }
+    if (p_.data() != gradient_.data()) copy(step_.executor, Span<const float>(p_), gradient_);
+  }
+
+  /// to = base + coefficients along their directions.
+  void put(const Tile& tile, Span<float> coefficients, Span<float> base, Span<float> to, Rounding rounding) {
+    const auto from = read(rows(coefficients, tile));
+    if (!tile.turned) {
+      const auto target = to.subspan(tile.begin, tile.elements());
+      if (!base.empty()) {
+        add_residual(step_.executor, from.values, base.subspan(tile.begin, tile.elements()), target);
+      } else {
+        copy(step_.executor, from.values, target);
+      }
+      return;
+    }
+    const auto target = elements(to, tile);
+    const auto base_rows = base.empty() ? RowsOf<const float>() : rows_of(base, tile);
+    const RowsOf<float> place =
+        tile.transposed ? RowsOf<float>{turned_.first(tile.elements()), tile.width} : target;
+    multiply_rows(step_.executor, tile.rows, tile.width, tile.width, from, directions(tile), base_rows, place,
+                  rounding);
+    if (tile.transposed) transpose_rows(step_.executor, tile.rows, tile.width, read(place), target);
+  }
+
+  /// New directions, the same on all ranks. Collective.
+  void renew() {
+    const auto words = step_.workspace.take<std::uint64_t>(cut_.words());
+    std::ranges::fill(words, 0);
+    const Span<std::uint16_t> said{reinterpret_cast<std::uint16_t*>(words.data()), cut_.directions()};
+    const auto world = static_cast<std::size_t>(step_.communicator.size());
+    std::size_t number = bucket_;
+    cut_.for_each([&](const Tile& tile) {
+      if (!tile.turned) return;
+      const bool mine = number++ % world == static_cast<std::size_t>(step_.communicator.rank());
+      if (mine) find_directions(tile, said.subspan(tile.directions, tile.squared()));
+    });
+    all_reduce_or(step_, words);
+    step_.report.formula_bytes += step_.communicator.ring_sent_bytes(words.size(), kBytesOfWord);
+    const Floats found = unused_room();
+    std::ranges::transform(said, found->begin(), from_bf16);
+    require_directions(*found);
+    state_.directions = found;
+  }
+
+  /// What undo_step() may return to is in use.
+  Floats unused_room() const {
+    for (const Floats& one : *state_.room) {
+      if (one.use_count() == 1) return one;
+    }
+    return state_.room->emplace_back(std::make_shared<std::vector<float>>(cut_.directions()));
+  }
+
+  /// Eigenvectors of what the rows of own_ have in common, by descending share, as elements of the tile.
+  void find_directions(const Tile& tile, Span<std::uint16_t> found) {
+    const std::size_t n = tile.width;
+    const auto values = rows(own_, tile);
+    // Each row counts as much as any other, since each has a step of its own.
+    for (std::size_t i = 0; i < tile.rows; ++i) {
+      double squares = 0;
+      for (std::size_t k = 0; k < n; ++k) {
+        squares += static_cast<double>(values.row(i)[k]) * static_cast<double>(values.row(i)[k]);
+      }
+      const double factor = squares > 0 ? 1 / std::sqrt(squares) : 0;
+      for (std::size_t k = 0; k < n; ++k) {
+        values.row(i)[k] = static_cast<float>(static_cast<double>(values.row(i)[k]) * factor);
+      }
+    }
+    const RowsOf<float> columns{turned_.first(tile.elements()), tile.rows};
+    transpose_rows(step_.executor, tile.rows, n, read(values), columns);
+    const RowsOf<float> products{room_.first(n * n), n};
+    multiply_rows(step_.executor, n, tile.rows, n, read(columns), read(values), {}, products,
+                  Rounding::fused);
+    for (std::size_t i = 0; i < n; ++i) {
+      for (std::size_t k = 0; k < n; ++k) {
+        matrix_[i * n + k] =
+            (static_cast<double>(products.row(i)[k]) + static_cast<double>(products.row(k)[i])) / 2;
+      }
+    }
+    symmetric_eigenvectors(n, matrix_.first(n * n), vectors_.first(n * n), kTolerance);
+    for (std::size_t i = 0; i < n * n; ++i) room_[i] = static_cast<float>(vectors_[i]);
+    const RowsOf<float> turned{room_.subspan(n * n, n * n), n};
+    multiply_rows(step_.executor, n, n, n, read(products), directions(tile), {}, turned, Rounding::fused);
+    std::ranges::transform(turned.values, found.begin(), to_bf16);
+  }
+
+  /// Throws CorruptFrame unless each has a length near 1.
+  void require_directions(const std::vector<float>& all) const {
+    cut_.for_each([&](const Tile& tile) {
+      for (std::size_t k = 0; tile.turned && k < tile.width; ++k) {
+        const auto one = Span<const float>(all).subspan(tile.directions + k * tile.width, tile.width);
+        double squares = 0;
+        for (const float value : one) squares += static_cast<double>(value) * static_cast<double>(value);
+        if (squares > 0.9 && squares < 1.1) continue;
+        throw CorruptFrame("directions refused: number " + std::to_string(k) + " of parameter " +
+                           std::to_string(tile.parameter) + " of bucket " + std::to_string(bucket_) +
+                           " has the squared length " + std::to_string(squares) + ", expected 1");
+      }
+    });
+  }
+
+  static constexpr std::size_t kRange = std::size_t{1} << 16;
+
+  const KltRules& rules_;
+  BucketId bucket_;
+  Span<float> gradient_;
+  Span<float> residual_;
+  Step& step_;
+  TileCut<Step> cut_;
+  State& state_;
+  Span<float> p_ = in_host_memory(gradient_);
+  Span<float> old_ = in_host_memory(residual_);
+  Span<float> own_ = coefficients();
+  Span<float> mean_ = coefficients();
+  Span<float> left_ = residual_.empty() ? Span<float>() : coefficients();  // see turn_back()
+  Span<float> turned_ = step_.workspace.take<float>(cut_.largest());
+  Span<float> room_ = step_.workspace.take<float>(2 * kMostWidth * kMostWidth);
+  // Of find_directions().
+  Span<double> matrix_ = step_.workspace.take<double>(kMostWidth * kMostWidth);
+  Span<double> vectors_ = step_.workspace.take<double>(kMostWidth * kMostWidth);
+};
+
+class Klt final : public Synchronizer {
+ public:
+  explicit Klt(const KltRules& rules) : rules_(rules) {}
+
+  void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
+    KltStep(rules_, bucket, gradient, residual, step, states_.open(bucket)).run();
+  }
+
+  std::uint64_t payload_bytes(const Workload& workload) const override {
+    if (workload.world_size == 1) return 0;
+    const TileCut<Workload> cut(workload, workload.elements);
+    const std::uint64_t levels =
+        level_average_bytes(cut.coefficients(), static_cast<std::size_t>(workload.world_size),
+                            static_cast<std::size_t>(workload.rank), rules_.levels);
+    const bool renews = workload.step == 0 || rules_.renews(workload.step);
+    return levels + (renews ? workload.ring_sent_bytes(cut.words(), kBytesOfWord) : 0);
+  }
+
+  void save(BucketWriter& writer) const override {
+    states_.for_each([&](BucketId bucket, const State& state) {
+      if (!state.directions) return;
+      const auto all = Span<const float>(*state.directions);
+      std::size_t begin = 0;
+      for (const auto& [parameter, end] : *state.ends) {
+        writer.array(kDirections, bucket, parameter, all.subspan(begin, end - begin));
+        begin = end;
+      }
+    });
+  }
+
+  void load(const BucketReader& reader) override {
+    std::map<BucketId, State> loaded;
+    for (BucketId bucket = 0; bucket < reader.buckets(); ++bucket) {
+      const SavedParameters parameters(reader, bucket);
+      const TileCut<SavedParameters> cut(parameters, reader.bucket_elements(bucket));
+      const auto ends = ends_of(cut);
+      std::vector<float> directions(cut.directions());
+      std::size_t found = 0;
+      std::size_t missing = 0;
+      std::size_t begin = 0;
+      for (const auto& [parameter, end] : ends) {
+        const auto part = Span<float>(directions).subspan(begin, end - begin);
+        const bool there = reader.array(kDirections, bucket, parameter, part);
+        (there ? found : missing) = there ? found + 1 : parameter;
+        begin = end;
+      }
+      if (found == 0) continue;  // saved before the bucket's first step, or without matrices
+      if (found != ends.size()) {
+        throw std::runtime_error("the state has no directions of parameter '" +
+                                 reader.parameter(bucket, missing).name + "', but of others of its bucket");
+      }
+      loaded[bucket] = {std::make_shared<std::vector<float>>(std::move(directions)),
+                        std::make_shared<std::vector<Floats>>(),
+                        std::make_shared<std::map<std::size_t, std::size_t>>(ends)};
+    }
+    states_.assign(std::move(loaded));
+  }
+
+  void keep_step(BucketId bucket) override { states_.keep(bucket); }
+  bool keeps_little(BucketId) const override { return true; }
+  void undo_step(BucketId bucket) override { states_.undo(bucket); }
+
+ private:
+  KltRules rules_;
+  BucketStates<State> states_;
+};
+
+}  // namespace
+
+SystemInfo klt_info() {
+  SystemInfo info;
+  info.name = "klt";
+  info.summary = "matrices along their main directions, then whole numbers of steps in an entropy code";
+  info.paper = "Karhunen, 1947; Goyal, 2001; src/baselines/klt.cc";
+  info.formula =
+      "at most what ecsq sends of normal values with as large a step; each time that directions are found "
+      "2(W-1)/W * 2 bytes for each of their elements, at most 128 for each element of a matrix's shorter "
+      "side";
+  info.feedback_default = true;
+  info.state = {kDirections};
+  info.undoes_steps = true;
+  info.turns_residual = true;
+  info.options = {{"step", "0.3", "between levels, in units of the root mean square of a row, 0.05 to 16"},
+                  {"every", "50", "steps from one set of directions to the next, 1 to 1000000"}};
+  info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
+    KltRules rules;
+    rules.levels.step = options.real("step", 0.05, 16);
+    rules.levels.by_place = true;
+    rules.every = static_cast<std::uint64_t>(options.integer("every", 1, 1'000'000));
+    return std::make_unique<Klt>(rules);
+  };
+  return info;
+}
+
+}  // namespace thinwire

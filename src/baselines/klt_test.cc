@@ -1,0 +1,221 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <sstream>
+
+#include "baselines/low_rank_runner.h"
+#include "thinwire/session.h"
+
+namespace thinwire::klt_test {
+namespace {
+
+using low_rank_test::distance;
+using low_rank_test::matrix_of;
+using low_rank_test::norm;
+using low_rank_test::same_bits;
+
+/// A tall and a wide matrix, one that is cut on both kinds of sides, one whose shorter side is no power of
+/// two, vectors, and one of unknown shape.
+const BucketLayout kLayout = {{"tall", 600 * 32, 600},      {"bias", 10, 10},     {"wide", 48 * 200, 48},
+                              {"cut", 300 * 260, 300},      {"odd", 40 * 21, 40}, {"scalar", 1, 1},
+                              {"wide cut", 140 * 150, 140}, {"unknown", 500, 0}};
+
+std::size_t elements_of(const BucketLayout& layout) {
+  std::size_t elements = 0;
+  for (const Parameter& parameter : layout) elements += parameter.elements;
+  return elements;
+}
+
+/// Near few directions, and a little beside them; other values on each rank and in each step.
+std::vector<float> gradient_of(const BucketLayout& layout, int rank, int step) {
+  std::vector<float> gradient;
+  for (const Parameter& parameter : layout) {
+    const std::size_t rows = std::max<std::size_t>(1, parameter.rows);
+    const auto main = matrix_of(rows, parameter.elements / rows, {1, 0.3});
+    const auto seed = static_cast<std::uint32_t>(100 * rank + step);
+    const auto beside = normal_values(parameter.elements, seed);
+    const auto along = normal_values(rows, seed + 50);
+    for (std::size_t i = 0; i < parameter.elements; ++i) {
+      gradient.push_back(main[i] * along[i / (parameter.elements / rows)] + 0.02f * beside[i]);
+    }
+  }
+  return gradient;
+}
+
+struct Outcome {
+  std::vector<float> mean;
+  std::vector<float> residual;
+  StepReport report;
+};
+
+Outcome take_step(Session& session, int rank, int step, const BucketLayout& layout = kLayout) {
+  Outcome outcome{gradient_of(layout, rank, step), {}, {}};
+  outcome.report = session.synchronize(0, outcome.mean);
+  const auto residual = session.residual(0);
+  outcome.residual.assign(residual.begin(), residual.end());
+  session.next_step();
+  return outcome;
+}
+
+TEST(Klt, RanksAgreeAndNothingIsLostInMatricesOfAllShapes) {
+  const std::size_t elements = elements_of(kLayout);
+  for (const int world : {1, 2, 3, 4}) {
+    const auto ranks = static_cast<std::size_t>(world);
+    for (const char* spec : {"klt", "klt:step=2:every=3"}) {
+      std::vector<std::vector<Outcome>> steps(ranks);
+      run_in_process(world, [&](Communicator& communicator) {
+        Session session(spec, communicator);
+        session.add_bucket(kLayout);
+        for (int step = 0; step < 6; ++step) {
+          steps[static_cast<std::size_t>(communicator.rank())].push_back(
+              take_step(session, communicator.rank(), step));
+        }
+      });
+      std::vector<double> before(elements, 0);
+      for (std::size_t step = 0; step < 6; ++step) {
+        std::vector<double> left = before;
+        std::vector<double> sizes(elements, 0);
+        std::ranges::fill(before, 0);
+        for (std::size_t rank = 0; rank < ranks; ++rank) {
+          const Outcome& outcome = steps[rank][step];
+          ASSERT_TRUE(same_bits(outcome.mean, steps[0][step].mean));
+          EXPECT_EQ(outcome.report.wire.sent_bytes,
+                    outcome.report.formula_bytes + outcome.report.frame_header_bytes);
+          EXPECT_NEAR(outcome.report.residual_norm, norm(outcome.residual), 1e-4 * norm(outcome.residual));
+          const auto gradient = gradient_of(kLayout, static_cast<int>(rank), static_cast<int>(step));
+          for (std::size_t i = 0; i < elements; ++i) {
+            left[i] += static_cast<double>(gradient[i]) - static_cast<double>(outcome.mean[i]);
+            before[i] += static_cast<double>(outcome.residual[i]);
+            sizes[i] += std::fabs(static_cast<double>(gradient[i])) +
+                        std::fabs(static_cast<double>(outcome.residual[i])) + 1;
+          }
+        }
+        for (std::size_t i = 0; i < elements; ++i) ASSERT_NEAR(left[i], before[i], 1e-5 * sizes[i]) << i;
+      }
+    }
+  }
+}
+
+/// Sum of the payload bytes of steps [from, to) on rank 0.
+std::uint64_t bytes_of(const std::string& spec, const BucketLayout& layout, int from, int to) {
+  std::uint64_t bytes = 0;
+  run_in_process(2, [&](Communicator& communicator) {
+    Session session(spec, communicator);
+    session.add_bucket(layout);
+    for (int step = 0; step < to; ++step) {
+      const Outcome outcome = take_step(session, communicator.rank(), step, layout);
+      if (communicator.rank() == 0 && step >= from) bytes += outcome.report.formula_bytes;
+    }
+  });
+  return bytes;
+}
+
+TEST(Klt, WhatLiesNearFewDirectionsTakesFewerBytes) {
+  // Steps 4 to 6 find no directions.
+  const BucketLayout matrix = {{"matrix", 2000 * 64, 2000}};
+  const std::uint64_t plain = bytes_of("ecsq:step=0.3", matrix, 4, 7);
+  EXPECT_LT(2 * bytes_of("klt:step=0.3", matrix, 4, 7), plain);
+  // A vector has none, and takes what it takes there.
+  const BucketLayout vector = {{"vector", 128'000, 128'000}};
+  const auto of_vector = static_cast<double>(bytes_of("klt:step=0.3", vector, 4, 7));
+  EXPECT_NEAR(of_vector, static_cast<double>(bytes_of("ecsq:step=0.3", vector, 4, 7)), 0.03 * of_vector);
+}
+
+TEST(Klt, EveryRowIsOffByItsOwnSize) {
+  // Rows a thousand times apart.
+  const BucketLayout layout = {{"matrix", 512 * 32, 512}};
+  run_in_process(2, [&](Communicator& communicator) {
+    Session session("klt:feedback=off", communicator);
+    session.add_bucket(layout);
+    for (int step = 0; step < 6; ++step) {
+      auto gradient = gradient_of(layout, 0, step);  // the same on both ranks
+      for (std::size_t i = 0; i < gradient.size(); ++i) gradient[i] *= i / 32 % 8 < 4 ? 1.0f : 1e-3f;
+      const auto exact = gradient;
+      session.synchronize(0, gradient);
+      // Four rows share a block of levels, and so a step.
+      for (std::size_t begin = 0; begin < exact.size(); begin += 4 * 32) {
+        double size = 0;
+        double off = 0;
+        for (std::size_t i = begin; i < begin + 4 * 32; ++i) {
+          size += static_cast<double>(exact[i]) * static_cast<double>(exact[i]);
+          off += static_cast<double>(exact[i] - gradient[i]) * static_cast<double>(exact[i] - gradient[i]);
+        }
+        EXPECT_LT(std::sqrt(off), 0.25 * std::sqrt(size)) << begin / 32;
+      }
+      session.next_step();
+    }
+  });
+}
+
+TEST(Klt, ATrainingResumesBitForBit) {
+  std::vector<float> without;
+  std::vector<float> resumed;
+  run_in_process(2, [&](Communicator& communicator) {
+    Session first("klt:every=4", communicator);
+    first.add_bucket(kLayout);
+    std::stringstream file;
+    for (int step = 0; step < 9; ++step) {
+      if (step == 6) {
+        StateWriter writer;
+        first.save(writer);
+        writer.write(file);
+      }
+      const Outcome outcome = take_step(first, communicator.rank(), step);
+      if (communicator.rank() == 0) without = outcome.mean;
+    }
+    Session second("klt:every=4", communicator);
+    second.add_bucket(kLayout);
+    second.load(StateReader(file));
+    for (int step = 6; step < 9; ++step) {
+      const Outcome outcome = take_step(second, communicator.rank(), step);
+      if (communicator.rank() == 0) resumed = outcome.mean;
+    }
+  });
+  EXPECT_TRUE(same_bits(without, resumed));
+}
+
+TEST(Klt, AStepThatIsUndoneLeavesTheDirectionsAsTheyWere) {
+  std::vector<float> without;
+  std::vector<float> again;
+  for (std::vector<float>* last : {&without, &again}) {
+    run_in_process(2, [&](Communicator& communicator) {
+      Session session("klt:every=1", communicator);
+      session.add_bucket(kLayout);
+      for (int step = 0; step < 4; ++step) {
+        if (step == 2 && last == &again) {
+          // Other values, so that other directions would be found.
+          auto gradient = gradient_of(kLayout, communicator.rank(), 77);
+          session.synchronize(0, gradient);
+          session.undo_step();
+        }
+        const Outcome outcome = take_step(session, communicator.rank(), step);
+        if (communicator.rank() == 0) *last = outcome.mean;
+      }
+    });
+  }
+  EXPECT_TRUE(same_bits(without, again));
+}
+
+TEST(Klt, WhatIsNotFiniteIsToldToAllAndZerosDoNoHarm) {
+  run_in_process(3, [&](Communicator& communicator) {
+    Session session("klt:every=2", communicator);
+    session.add_bucket(kLayout);
+    for (int step = 0; step < 6; ++step) {
+      std::vector<float> gradient(elements_of(kLayout), 0.0f);
+      if (step % 2 == 0) gradient = gradient_of(kLayout, communicator.rank(), step);
+      const bool bad = step == 3 || step == 4;
+      if (bad && communicator.rank() == 1) {
+        gradient[700] =
+            step == 3 ? std::numeric_limits<float>::infinity() : std::numeric_limits<float>::max();
+      }
+      EXPECT_EQ(session.synchronize(0, gradient).finite, !bad) << step;
+      session.next_step();
+      for (const float value : session.residual(0)) ASSERT_TRUE(std::isfinite(value));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace thinwire::klt_test
