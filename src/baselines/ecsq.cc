@@ -25,7 +25,7 @@ namespace {
 
 class Ecsq final : public Synchronizer {
  public:
-  explicit Ecsq(const LevelRules& rules) : rules_(rules) {}
+  explicit Ecsq(const LevelRules& rules) : rules_(rules), bits_(normal_level_bits(rules)) {}
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
     average_levels(bucket, gradient, residual, step, rules_);
@@ -34,11 +34,12 @@ class Ecsq final : public Synchronizer {
   std::uint64_t payload_bytes(const Workload& workload) const override {
     return level_average_bytes(static_cast<std::size_t>(workload.elements),
                                static_cast<std::size_t>(workload.world_size),
-                               static_cast<std::size_t>(workload.rank), rules_);
+                               static_cast<std::size_t>(workload.rank), rules_, bits_);
   }
 
  private:
   LevelRules rules_;
+  double bits_;
 };
 
 }  // namespace

@@ -12,20 +12,22 @@
 // Signal Processing Magazine, 2001). That rows of gradients lie near few directions: Vogels et al., PowerSGD,
 // NeurIPS 2019. The code: exchange/level_average.h.
 //
-// A row is one of the longer side of a matrix: so the directions are few. Where the shorter side is above 128
-// it is cut: a direction has at most 128 elements, always a power of two of them. Parameters whose leading
-// dimension is not known, and vectors, have no directions.
+// A row is one of the longer side of a matrix: so the directions are few. The shorter side is cut into tiles,
+// each as wide as a power of two, at most 128. Parameters whose leading dimension is not known, and vectors,
+// have no directions. Each tile, and each such parameter, begins a block of 128 coefficients.
 //
-// A row's step is a multiple of its own root mean square, whatever other rows have. Adam makes the small rows
-// of a matrix as large as the others, so they must not wait longer. All directions of a row share its step.
+// A block's step is a multiple of its own root mean square: of a row where tiles are 128 wide, of several
+// ones elsewhere. Adam makes the small rows of a matrix as large as the others, so they must not wait longer.
+// All directions of a row share its step.
 //
-// Levels travel by direction and not by row (LevelRules::by_place). So each of the code's blocks has levels
-// of about one size.
+// Levels travel by direction and not by row (LevelRules::by_place), but for those behind the last whole
+// square of 128 blocks of an owner's part. So each of the code's blocks has levels of about one size.
 //
-// Directions begin as the axes. They are found anew after steps 1, 2, 4, ... and then after every `every`th:
-// the eigenvectors of sum over rows of (row / length)^T (row / length), of what one rank would send next.
-// Tiles take turns over ranks. They travel in bfloat16, so all ranks have the same. What that rounding takes
-// from their being orthonormal stays in the residual.
+// Directions begin as the axes. They are found anew after a bucket's first step, after steps 1, 2, 4, ... of
+// the training, and then after every `every`th: the eigenvectors of sum over rows of (row / length)^T (row /
+// length), of one rank's p. Tiles take turns over ranks. They travel in bfloat16, so all ranks have the same.
+// What that rounding takes from their being orthonormal stays in the residual, and does not grow from set to
+// set.
 //
 // Bytes per rank: those of its frames, which depend on the data; after a step with new directions 2 (W-1)/W *
 // 2 bytes for each of their elements, rounded up to 8. payload_bytes() gives what coefficients of a normal
@@ -47,6 +49,7 @@
 #include "kernels/codes/rounded_levels.h"
 #include "kernels/dense/dense.h"
 #include "kernels/dense/multiply_rows.h"
+#include "kernels/dense/orthonormalise.h"
 #include "kernels/dense/symmetric_eigen.h"
 #include "thinwire/errors.h"
 #include "thinwire/state.h"
@@ -58,7 +61,8 @@ constexpr StateKind kDirections = {.name = "klt_directions"};
 constexpr std::size_t kMostWidth = 128;
 /// No coefficient of values up to here, and no sum on the way to it or back, leaves the range of float.
 constexpr float kLargest = std::numeric_limits<float>::max() / 65536;
-/// A smaller angle between directions brings nothing.
+/// What rows may still have in common along two directions, relative to what they have along both. Less
+/// brings nothing.
 constexpr double kTolerance = 1e-3;
 constexpr std::uint64_t kBytesOfWord = sizeof(std::uint64_t);
 constexpr std::size_t kHalvesOfWord = kBytesOfWord / sizeof(std::uint16_t);
@@ -195,6 +199,34 @@ std::map<std::size_t, std::size_t> ends_of(const TileCut<Parameters>& cut) {
   return ends;
 }
 
+/// What a bucket begins with.
+template <class Parameters>
+std::vector<float> axes_of(const TileCut<Parameters>& cut) {
+  std::vector<float> axes(cut.directions(), 0.0f);
+  cut.for_each([&](const Tile& tile) {
+    for (std::size_t k = 0; tile.turned && k < tile.width; ++k)
+      axes[tile.directions + k * (tile.width + 1)] = 1;
+  });
+  return axes;
+}
+
+/// Which direction's length is not near 1; empty: none's.
+template <class Parameters>
+std::string wrong_length(const TileCut<Parameters>& cut, const std::vector<float>& directions) {
+  std::string wrong;
+  cut.for_each([&](const Tile& tile) {
+    for (std::size_t k = 0; tile.turned && k < tile.width; ++k) {
+      const auto one = Span<const float>(directions).subspan(tile.directions + k * tile.width, tile.width);
+      double squares = 0;
+      for (const float value : one) squares += static_cast<double>(value) * static_cast<double>(value);
+      if (squares > 0.9 && squares < 1.1) continue;
+      wrong = "number " + std::to_string(k) + " of parameter " + std::to_string(tile.parameter) +
+              " has the squared length " + std::to_string(squares) + ", expected 1";
+    }
+  });
+  return wrong;
+}
+
 /// A saved bucket's parameters as a Step has them.
 struct SavedParameters {
   SavedParameters(const BucketReader& reader, BucketId bucket) {
@@ -223,19 +255,32 @@ class KltStep {
 
   void run() {
     const bool renews = !state_.directions || rules_.renews(step_.index);
-    if (!state_.directions) begin();
-    if (state_.directions->size() != cut_.directions()) {
+    if (state_.directions) {
+      directions_ = state_.directions;
+    } else {
+      directions_ = std::make_shared<std::vector<float>>(axes_of(cut_));
+    }
+    if (directions_->size() != cut_.directions()) {
       throw std::invalid_argument("bucket " + std::to_string(bucket_) + " had parameters of other sizes in " +
                                   "earlier steps: a bucket keeps its parameters");
     }
+    step_.communicator.commit_exchange();
     turn_there();
     copy(step_.executor, Span<const float>(own_), mean_);
     fill(step_.executor, left_, 0.0f);
     average_levels(bucket_, mean_, left_, step_, rules_.levels);
     if (!step_.report.finite) return;
+    require_within();
+    // What this rank has said, and of the mean what it keeps for all, with the other sign.
+    step_.executor.parallel_for(left_.size(), kRange, [&](std::size_t begin, std::size_t end) {
+      for (std::size_t i = begin; i < end; ++i) left_[i] -= own_[i];
+    });
+    // Whatever can fail comes before the residual is written.
+    const Floats found = renews && cut_.directions() != 0 ? find_all_directions() : directions_;
     step_.clock.enter(Phase::decompress);
     turn_back();
-    if (renews) renew();
+    if (!state_.room) begin();
+    state_.directions = found;
   }
 
  private:
@@ -247,19 +292,18 @@ class KltStep {
   }
   Span<float> coefficients() const { return step_.workspace.take<float>(cut_.coefficients()); }
 
-  /// With the axes as directions.
   void begin() {
-    auto axes = std::make_shared<std::vector<float>>(cut_.directions(), 0.0f);
-    cut_.for_each([&](const Tile& tile) {
-      if (!tile.turned) return;
-      for (std::size_t k = 0; k < tile.width; ++k) (*axes)[tile.directions + k * (tile.width + 1)] = 1;
-    });
-    state_.directions = std::move(axes);
     state_.room = std::make_shared<std::vector<Floats>>();
     state_.ends = std::make_shared<std::map<std::size_t, std::size_t>>(ends_of(cut_));
   }
+  /// Throws CorruptFrame where the mean's coefficients are larger than any that values within kLargest have.
+  void require_within() {
+    if (add_within(step_.executor, mean_, {}, 64 * kLargest)) return;
+    throw CorruptFrame("frame refused: the mean of bucket " + std::to_string(bucket_) + " in step " +
+                       std::to_string(step_.index) + " is larger than what ranks may send");
+  }
   RowsOf<const float> directions(const Tile& tile) const {
-    return {Span<const float>(*state_.directions).subspan(tile.directions, tile.squared()), tile.width};
+    return {Span<const float>(*directions_).subspan(tile.directions, tile.squared()), tile.width};
   }
   /// The tile's part of a vector as long as the coefficients.
   static RowsOf<float> rows(Span<float> all, const Tile& tile) {
@@ -305,10 +349,6 @@ class KltStep {
     const ResidualSpan left = step_.turn.write(residual_);
     const bool here = residual_.memory() == Memory::host;
     const Span<float> rest = here ? left.after : old_;
-    // What this rank has said, and of the mean what it keeps for all, with the other sign.
-    step_.executor.parallel_for(left_.size(), kRange, [&](std::size_t begin, std::size_t end) {
-      for (std::size_t i = begin; i < end; ++i) left_[i] -= own_[i];
-    });
     cut_.for_each([&](const Tile& tile) {
       if (!rest.empty()) put(tile, left_, p_, rest, Rounding::fused);
       put(tile, mean_, {}, p_, Rounding::same_bits);
@@ -341,8 +381,8 @@ class KltStep {
     if (tile.transposed) transpose_rows(step_.executor, tile.rows, tile.width, read(place), target);
   }
 
-  /// New directions, the same on all ranks. Collective.
-  void renew() {
+  /// New directions, the same on all ranks. own_ has no meaning afterwards. Collective.
+  Floats find_all_directions() {
     const auto words = step_.workspace.take<std::uint64_t>(cut_.words());
     std::ranges::fill(words, 0);
     const Span<std::uint16_t> said{reinterpret_cast<std::uint16_t*>(words.data()), cut_.directions()};
@@ -355,14 +395,16 @@ class KltStep {
     });
     all_reduce_or(step_, words);
     step_.report.formula_bytes += step_.communicator.ring_sent_bytes(words.size(), kBytesOfWord);
-    const Floats found = unused_room();
+    Floats found = unused_room();
     std::ranges::transform(said, found->begin(), from_bf16);
-    require_directions(*found);
-    state_.directions = found;
+    const std::string wrong = wrong_length(cut_, *found);
+    if (wrong.empty()) return found;
+    throw CorruptFrame("directions refused: " + wrong + " (bucket " + std::to_string(bucket_) + ")");
   }
 
   /// What undo_step() may return to is in use.
   Floats unused_room() const {
+    if (!state_.room) return std::make_shared<std::vector<float>>(cut_.directions());
     for (const Floats& one : *state_.room) {
       if (one.use_count() == 1) return one;
     }
@@ -399,22 +441,9 @@ class KltStep {
     for (std::size_t i = 0; i < n * n; ++i) room_[i] = static_cast<float>(vectors_[i]);
     const RowsOf<float> turned{room_.subspan(n * n, n * n), n};
     multiply_rows(step_.executor, n, n, n, read(products), directions(tile), {}, turned, Rounding::fused);
+    // Rounded, they drift from being orthonormal a little each time.
+    orthonormalise(n, n, turned.values);
     std::ranges::transform(turned.values, found.begin(), to_bf16);
-  }
-
-  /// Throws CorruptFrame unless each has a length near 1.
-  void require_directions(const std::vector<float>& all) const {
-    cut_.for_each([&](const Tile& tile) {
-      for (std::size_t k = 0; tile.turned && k < tile.width; ++k) {
-        const auto one = Span<const float>(all).subspan(tile.directions + k * tile.width, tile.width);
-        double squares = 0;
-        for (const float value : one) squares += static_cast<double>(value) * static_cast<double>(value);
-        if (squares > 0.9 && squares < 1.1) continue;
-        throw CorruptFrame("directions refused: number " + std::to_string(k) + " of parameter " +
-                           std::to_string(tile.parameter) + " of bucket " + std::to_string(bucket_) +
-                           " has the squared length " + std::to_string(squares) + ", expected 1");
-      }
-    });
   }
 
   static constexpr std::size_t kRange = std::size_t{1} << 16;
@@ -426,6 +455,7 @@ class KltStep {
   Step& step_;
   TileCut<Step> cut_;
   State& state_;
+  Floats directions_{};  // of this step
   Span<float> p_ = in_host_memory(gradient_);
   Span<float> old_ = in_host_memory(residual_);
   Span<float> own_ = coefficients();
@@ -440,7 +470,7 @@ class KltStep {
 
 class Klt final : public Synchronizer {
  public:
-  explicit Klt(const KltRules& rules) : rules_(rules) {}
+  explicit Klt(const KltRules& rules) : rules_(rules), bits_(normal_level_bits(rules.levels)) {}
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
     KltStep(rules_, bucket, gradient, residual, step, states_.open(bucket)).run();
@@ -451,9 +481,8 @@ class Klt final : public Synchronizer {
     const TileCut<Workload> cut(workload, workload.elements);
     const std::uint64_t levels =
         level_average_bytes(cut.coefficients(), static_cast<std::size_t>(workload.world_size),
-                            static_cast<std::size_t>(workload.rank), rules_.levels);
-    const bool renews = workload.step == 0 || rules_.renews(workload.step);
-    return levels + (renews ? workload.ring_sent_bytes(cut.words(), kBytesOfWord) : 0);
+                            static_cast<std::size_t>(workload.rank), rules_.levels, bits_);
+    return levels + (rules_.renews(workload.step) ? workload.ring_sent_bytes(cut.words(), kBytesOfWord) : 0);
   }
 
   void save(BucketWriter& writer) const override {
@@ -474,20 +503,19 @@ class Klt final : public Synchronizer {
       const SavedParameters parameters(reader, bucket);
       const TileCut<SavedParameters> cut(parameters, reader.bucket_elements(bucket));
       const auto ends = ends_of(cut);
-      std::vector<float> directions(cut.directions());
-      std::size_t found = 0;
-      std::size_t missing = 0;
+      // A parameter that has none was of a bucket without steps: it begins with the axes.
+      std::vector<float> directions = axes_of(cut);
+      bool found = false;
       std::size_t begin = 0;
       for (const auto& [parameter, end] : ends) {
         const auto part = Span<float>(directions).subspan(begin, end - begin);
-        const bool there = reader.array(kDirections, bucket, parameter, part);
-        (there ? found : missing) = there ? found + 1 : parameter;
+        found = reader.array(kDirections, bucket, parameter, part) || found;
         begin = end;
       }
-      if (found == 0) continue;  // saved before the bucket's first step, or without matrices
-      if (found != ends.size()) {
-        throw std::runtime_error("the state has no directions of parameter '" +
-                                 reader.parameter(bucket, missing).name + "', but of others of its bucket");
+      if (!found) continue;
+      const std::string wrong = wrong_length(cut, directions);
+      if (!wrong.empty()) {
+        throw std::runtime_error("the state's directions of bucket " + std::to_string(bucket) + ": " + wrong);
       }
       loaded[bucket] = {std::make_shared<std::vector<float>>(std::move(directions)),
                         std::make_shared<std::vector<Floats>>(),
@@ -502,6 +530,7 @@ class Klt final : public Synchronizer {
 
  private:
   KltRules rules_;
+  double bits_;
   BucketStates<State> states_;
 };
 
@@ -513,7 +542,9 @@ SystemInfo klt_info() {
   info.summary = "matrices along their main directions, then whole numbers of steps in an entropy code";
   info.paper = "Karhunen, 1947; Goyal, 2001; src/baselines/klt.cc";
   info.formula =
-      "at most what ecsq sends of normal values with as large a step; each time that directions are found "
+      "at most what ecsq sends of normal values with as large a step, each parameter filled up to a multiple "
+      "of "
+      "128 elements; each time that directions are found "
       "2(W-1)/W * 2 bytes for each of their elements, at most 128 for each element of a matrix's shorter "
       "side";
   info.feedback_default = true;

@@ -1,7 +1,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <sstream>
 
@@ -11,7 +10,6 @@
 namespace thinwire::klt_test {
 namespace {
 
-using low_rank_test::distance;
 using low_rank_test::matrix_of;
 using low_rank_test::norm;
 using low_rank_test::same_bits;
@@ -196,6 +194,68 @@ TEST(Klt, AStepThatIsUndoneLeavesTheDirectionsAsTheyWere) {
     });
   }
   EXPECT_TRUE(same_bits(without, again));
+}
+
+TEST(Klt, DirectionsStayOrthonormalHoweverOftenTheyAreFound) {
+  const BucketLayout layout = {{"eight", 64 * 8, 64}, {"two", 200 * 2, 200}};
+  run_in_process(2, [&](Communicator& communicator) {
+    Session session("klt:every=1", communicator);
+    session.add_bucket(layout);
+    for (int step = 0; step < 3000; ++step) {
+      auto gradient = normal_values(912, static_cast<std::uint32_t>(2 * step + communicator.rank()));
+      ASSERT_TRUE(session.synchronize(0, gradient).finite) << step;
+      session.next_step();
+    }
+    EXPECT_LT(norm({session.residual(0).begin(), session.residual(0).end()}), 2 * std::sqrt(912.0));
+  });
+}
+
+TEST(Klt, DirectionsFollowTheirParametersIntoOtherBuckets) {
+  const BucketLayout first = {{"a", 60 * 16, 60}, {"b", 30, 30}};
+  const BucketLayout second = {{"c", 20 * 40, 20}};
+  const BucketLayout both = {first[0], first[1], second[0]};
+  run_in_process(2, [&](Communicator& communicator) {
+    std::stringstream file;
+    {
+      Session session("klt", communicator);
+      session.add_bucket(first);
+      session.add_bucket(second);
+      // The second bucket takes no step: its parameter begins with the axes.
+      auto gradient = gradient_of(first, communicator.rank(), 1);
+      session.synchronize(0, gradient);
+      session.next_step();
+      StateWriter writer;
+      session.save(writer);
+      writer.write(file);
+    }
+    Session session("klt", communicator);
+    session.add_bucket(both);
+    session.load(StateReader(file));
+    const Outcome outcome = take_step(session, communicator.rank(), 3, both);
+    EXPECT_TRUE(outcome.report.finite);
+  });
+}
+
+TEST(Klt, AStateWithoutLengthsOfOneIsRefused) {
+  const BucketLayout layout = {{"a", 60 * 16, 60}};
+  run_in_process(1, [&](Communicator& communicator) {
+    for (const float value : {std::numeric_limits<float>::quiet_NaN(), 0.0f, 1e30f}) {
+      StateWriter writer;
+      Session session("klt", communicator);
+      session.add_bucket(layout);
+      session.save(writer);
+      const std::vector<BucketLayout> layouts = {layout};
+      const std::vector<float> wrong(256, value);
+      BucketWriter(writer, layouts).array({.name = "klt_directions"}, 0, 0, Span<const float>(wrong));
+      try {
+        session.load(StateReader(std::move(writer)));
+        ADD_FAILURE() << "loaded";
+      } catch (const std::runtime_error& error) {
+        EXPECT_NE(std::string(error.what()).find("has the squared length"), std::string::npos)
+            << error.what();
+      }
+    }
+  });
 }
 
 TEST(Klt, WhatIsNotFiniteIsToldToAllAndZerosDoNoHarm) {

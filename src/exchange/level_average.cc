@@ -55,27 +55,14 @@ float choose_steps(const LevelRules& rules, std::size_t elements, Span<const flo
   return static_cast<float>(step);
 }
 
+/// Elements that no two owners share.
+std::size_t run_of(const LevelRules& rules) {
+  return rules.by_place ? kSteppedBlock : 1;
+}
+
 /// Share of a normal distribution below x.
 double normal_below(double x) {
   return 0.5 * std::erfc(-x / std::sqrt(2.0));
-}
-
-/// Bits that a level tells, of elements of a normal distribution.
-double normal_bits(double step, double up) {
-  double bits = 0;
-  const auto add = [&](double share) {
-    if (share > 0) bits -= share * std::log2(share);
-  };
-  const double zero = (1 - up) * step;  // larger magnitudes are no zero
-  add(1 - 2 * normal_below(-zero));
-  const auto levels = static_cast<int>(std::max(0.0, 40 - zero) / step) + 1;
-  for (int level = 0; level < levels; ++level) {
-    const double begin = zero + level * step;
-    const double share = normal_below(-begin) - normal_below(-begin - step);
-    add(share);
-    add(share);
-  }
-  return bits;
 }
 
 std::uint64_t bytes_of_part(std::size_t elements, double bits) {
@@ -134,7 +121,7 @@ class LevelAverage {
 
   std::size_t world() const { return std::max<std::size_t>(1, up_.world()); }
   std::size_t self() const { return up_.self(); }
-  Shard shard(std::size_t owner) const { return shard_of(gradient_.size(), world(), owner, kSteppedBlock); }
+  Shard shard(std::size_t owner) const { return shard_of(gradient_.size(), world(), owner, run_of(rules_)); }
   template <class T>
   T shard_in(T all, std::size_t owner) const {
     return all.subspan(shard(owner).begin, shard(owner).size());
@@ -381,11 +368,27 @@ void average_levels(BucketId bucket, Span<float> gradient, Span<float> residual,
   LevelAverage(bucket, gradient, residual, step, rules).run();
 }
 
+double normal_level_bits(const LevelRules& rules) {
+  double bits = 0;
+  const auto add = [&](double share) {
+    if (share > 0) bits -= share * std::log2(share);
+  };
+  const double zero = (1 - static_cast<double>(rules.up)) * rules.step;  // larger magnitudes are no zero
+  add(1 - 2 * normal_below(-zero));
+  const auto levels = static_cast<int>(std::max(0.0, 40 - zero) / rules.step) + 1;
+  for (int level = 0; level < levels; ++level) {
+    const double begin = zero + level * rules.step;
+    const double share = normal_below(-begin) - normal_below(-begin - rules.step);
+    add(share);
+    add(share);
+  }
+  return bits;
+}
+
 std::uint64_t level_average_bytes(std::size_t elements, std::size_t world, std::size_t rank,
-                                  const LevelRules& rules) {
-  const double bits = normal_bits(rules.step, static_cast<double>(rules.up));
+                                  const LevelRules& rules, double bits) {
   const auto bytes_of = [&](std::size_t owner) {
-    return bytes_of_part(shard_of(elements, world, owner, kSteppedBlock).size(), bits);
+    return bytes_of_part(shard_of(elements, world, owner, run_of(rules)).size(), bits);
   };
   return shard_exchange_bytes(world, rank, bytes_of, bytes_of);
 }

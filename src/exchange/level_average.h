@@ -1,8 +1,7 @@
 #pragma once
 // Elements as whole numbers of steps, in about as many bits as these numbers tell, through owners. Every
-// rank owns a part of the bucket, averages what all ranks say of it, and tells all ranks the result. Parts
-// are whole blocks of 128 elements, but for the last one: so rows of a matrix that fill blocks are not cut.
-// Both ways elements are rounded to levels (kernels/codes/rounded_levels.h), which travel in an entropy code
+// rank owns a part of the bucket, averages what all ranks say of it, and tells all ranks the result. Both
+// ways elements are rounded to levels (kernels/codes/rounded_levels.h), which travel in an entropy code
 // (kernels/codes/entropy_code.h).
 //
 //   p --levels of each part--> its owner: mean --levels of it--> all ranks
@@ -18,7 +17,8 @@ struct LevelRules {
   double local = 1;   ///< How far a block's own root mean square decides its step: 0 not at all, 1 alone.
   float up = 0.4f;    ///< See round_to_levels.
   /// Whether levels go by their place in the block: those of the first elements of 128 blocks, those of the
-  /// second, and so on. Fewer bits where elements at the same place are alike.
+  /// second, and so on. Fewer bits where elements at the same place are alike. Owners' parts then are whole
+  /// blocks, but for the last one.
   bool by_place = false;
 };
 
@@ -30,8 +30,11 @@ struct LevelRules {
 void average_levels(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
                     const LevelRules& rules);
 
-/// Payload bytes that `rank` sends of n elements of a normal distribution.
+/// Bits that a level tells, of elements of a normal distribution.
+double normal_level_bits(const LevelRules& rules);
+
+/// Payload bytes that `rank` sends of elements that tell so many bits.
 std::uint64_t level_average_bytes(std::size_t elements, std::size_t world, std::size_t rank,
-                                  const LevelRules& rules);
+                                  const LevelRules& rules, double bits);
 
 }  // namespace thinwire

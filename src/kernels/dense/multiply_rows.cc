@@ -28,10 +28,13 @@ HWY_INLINE void RowTile(Reads<const float*> from, std::size_t inner, Reads<float
   using V = hn::Vec<FloatTag>;
   const std::size_t low = std::min(columns, lanes);
   const std::size_t high = columns - low;
+  // Through room of its own: nothing beside the columns may be touched, nor aligned be asked for.
   const auto begin = [&](std::size_t row, std::size_t at, std::size_t count) HWY_ATTR -> V {
     if (base[row] == nullptr || count == 0) return hn::Zero(d);
-    return count == lanes ? hn::LoadU(d, base[row] + at)
-                          : hn::MaskedLoad(hn::FirstN(d, count), d, base[row] + at);
+    if (count == lanes) return hn::LoadU(d, base[row] + at);
+    float some[16] = {};
+    std::copy_n(base[row] + at, count, some);
+    return hn::LoadU(d, some);
   };
   V a0 = begin(0, 0, low), a1 = begin(0, lanes, high), b0 = begin(1, 0, low), b1 = begin(1, lanes, high);
   V c0 = begin(2, 0, low), c1 = begin(2, lanes, high), e0 = begin(3, 0, low), e1 = begin(3, lanes, high);
@@ -51,18 +54,19 @@ HWY_INLINE void RowTile(Reads<const float*> from, std::size_t inner, Reads<float
     add_to(4, f0, f1);
     add_to(5, g0, g1);
   }
+  const auto store = [&](V sums, float* target, std::size_t count) HWY_ATTR {
+    if (count == lanes) {
+      hn::StoreU(sums, d, target);
+      return;
+    }
+    float some[16];
+    hn::StoreU(sums, d, some);
+    std::copy_n(some, count, target);
+  };
   const auto end = [&](std::size_t row, V s0, V s1) HWY_ATTR {
     if (to[row] == nullptr) return;
-    if (low == lanes) {
-      hn::StoreU(s0, d, to[row]);
-    } else {
-      hn::BlendedStore(s0, hn::FirstN(d, low), d, to[row]);
-    }
-    if (high == lanes) {
-      hn::StoreU(s1, d, to[row] + lanes);
-    } else if (high != 0) {
-      hn::BlendedStore(s1, hn::FirstN(d, high), d, to[row] + lanes);
-    }
+    store(s0, to[row], low);
+    if (high != 0) store(s1, to[row] + lanes, high);
   };
   end(0, a0, a1);
   end(1, b0, b1);
