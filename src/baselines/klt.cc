@@ -43,11 +43,12 @@
 #include <vector>
 
 #include "baselines/baselines.h"
+#include "baselines/klt_tiles.h"
 #include "core/bucket_vectors.h"
 #include "exchange/collectives.h"
 #include "exchange/level_average.h"
-#include "kernels/codes/rounded_levels.h"
 #include "kernels/dense/dense.h"
+#include "kernels/dense/half.h"
 #include "kernels/dense/multiply_rows.h"
 #include "kernels/dense/orthonormalise.h"
 #include "kernels/dense/symmetric_eigen.h"
@@ -58,14 +59,11 @@ namespace thinwire {
 namespace {
 
 constexpr StateKind kDirections = {.name = "klt_directions"};
-constexpr std::size_t kMostWidth = 128;
 /// No coefficient of values up to here, and no sum on the way to it or back, leaves the range of float.
 constexpr float kLargest = std::numeric_limits<float>::max() / 65536;
 /// What rows may still have in common along two directions, relative to what they have along both. Less
 /// brings nothing.
 constexpr double kTolerance = 1e-3;
-constexpr std::uint64_t kBytesOfWord = sizeof(std::uint64_t);
-constexpr std::size_t kHalvesOfWord = kBytesOfWord / sizeof(std::uint16_t);
 
 struct KltRules {
   LevelRules levels;
@@ -78,106 +76,6 @@ struct KltRules {
   }
 };
 
-/// A part of a parameter whose rows have directions of their own.
-struct Tile {
-  std::size_t parameter = 0;
-  std::size_t begin = 0;    ///< Of its first element in the bucket.
-  std::size_t stride = 0;   ///< From one of the parameter's rows to the next.
-  bool transposed = false;  ///< Its rows are the parameter's columns.
-  std::size_t rows = 1;
-  std::size_t width = 0;
-  bool turned = false;           ///< Without: one row, and no directions.
-  std::size_t coefficients = 0;  ///< Where they begin: at a whole block.
-  std::size_t directions = 0;    ///< Where they begin.
-
-  std::size_t elements() const { return rows * width; }
-  std::size_t squared() const { return turned ? width * width : 0; }
-};
-
-/// How a bucket is cut into tiles. Parameters: a Step or a Workload.
-template <class Parameters>
-class TileCut {
- public:
-  TileCut(const Parameters& parameters, std::size_t elements) : parameters_(parameters), elements_(elements) {
-    for_each([&](const Tile& tile) {
-      ++tiles_;
-      coefficients_ = after(tile);
-      largest_ = std::max(largest_, tile.turned ? tile.elements() : 0);
-      directions_ = tile.directions + tile.squared();
-    });
-  }
-
-  /// body(tile) in the same order on all ranks.
-  template <class Body>
-  void for_each(Body&& body) const {
-    Tile next;
-    const auto add = [&](Tile tile) {
-      tile.coefficients = next.coefficients;
-      tile.directions = next.directions;
-      body(static_cast<const Tile&>(tile));
-      next.coefficients = after(tile);
-      next.directions += tile.squared();
-    };
-    const auto ends = parameters_.parameter_ends;
-    const auto rows = parameters_.parameter_rows;
-    std::size_t begin = 0;
-    for (std::size_t i = 0; i < (ends.empty() ? 1 : ends.size()); ++i) {
-      const std::size_t size = (ends.empty() ? elements_ : ends[i]) - begin;
-      add_parameter(i, begin, size, rows.empty() ? 0 : rows[i], add);
-      begin += size;
-    }
-  }
-
-  std::size_t tiles() const { return tiles_; }
-  std::size_t coefficients() const { return coefficients_; }  ///< With what fills up blocks.
-  std::size_t directions() const { return directions_; }      ///< Floats of them.
-  std::size_t largest() const { return largest_; }  ///< Elements of the largest tile with directions.
-  std::size_t words() const { return (directions_ + kHalvesOfWord - 1) / kHalvesOfWord; }
-
- private:
-  static std::size_t after(const Tile& tile) {
-    return tile.coefficients + stepped_blocks(tile.elements()) * kSteppedBlock;
-  }
-
-  template <class Add>
-  static void add_parameter(std::size_t parameter, std::size_t begin, std::size_t size, std::size_t rows,
-                            Add& add) {
-    const std::size_t columns = rows == 0 ? 0 : size / rows;
-    if (rows < 2 || columns < 2 || rows * columns != size) {
-      if (size != 0) add({.parameter = parameter, .begin = begin, .stride = size, .width = size});
-      return;
-    }
-    const bool transposed = rows < columns;
-    const std::size_t shorter = std::min(rows, columns);
-    for (std::size_t first = 0; first < shorter;) {
-      const std::size_t width = std::min(kMostWidth, std::bit_floor(shorter - first));
-      add({.parameter = parameter,
-           .begin = begin + (transposed ? first * columns : first),
-           .stride = columns,
-           .transposed = transposed,
-           .rows = std::max(rows, columns),
-           .width = width,
-           .turned = true});
-      first += width;
-    }
-  }
-
-  const Parameters& parameters_;
-  std::size_t elements_;
-  std::size_t tiles_ = 0;
-  std::size_t coefficients_ = 0;
-  std::size_t directions_ = 0;
-  std::size_t largest_ = 0;
-};
-
-std::uint16_t to_bf16(double value) {
-  const auto bits = std::bit_cast<std::uint32_t>(static_cast<float>(value));
-  return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-float from_bf16(std::uint16_t half) {
-  return std::bit_cast<float>(static_cast<std::uint32_t>(half) << 16);
-}
-
 using Floats = std::shared_ptr<std::vector<float>>;
 
 /// What a bucket has from step to step. Copies share what they point to.
@@ -188,56 +86,6 @@ struct State {
   std::shared_ptr<std::vector<Floats>> room{};
   /// Where those of each parameter end, by its position; others have none.
   std::shared_ptr<const std::map<std::size_t, std::size_t>> ends{};
-};
-
-template <class Parameters>
-std::map<std::size_t, std::size_t> ends_of(const TileCut<Parameters>& cut) {
-  std::map<std::size_t, std::size_t> ends;
-  cut.for_each([&](const Tile& tile) {
-    if (tile.turned) ends[tile.parameter] = tile.directions + tile.squared();
-  });
-  return ends;
-}
-
-/// What a bucket begins with.
-template <class Parameters>
-std::vector<float> axes_of(const TileCut<Parameters>& cut) {
-  std::vector<float> axes(cut.directions(), 0.0f);
-  cut.for_each([&](const Tile& tile) {
-    for (std::size_t k = 0; tile.turned && k < tile.width; ++k)
-      axes[tile.directions + k * (tile.width + 1)] = 1;
-  });
-  return axes;
-}
-
-/// Which direction's length is not near 1; empty: none's.
-template <class Parameters>
-std::string wrong_length(const TileCut<Parameters>& cut, const std::vector<float>& directions) {
-  std::string wrong;
-  cut.for_each([&](const Tile& tile) {
-    for (std::size_t k = 0; tile.turned && k < tile.width; ++k) {
-      const auto one = Span<const float>(directions).subspan(tile.directions + k * tile.width, tile.width);
-      double squares = 0;
-      for (const float value : one) squares += static_cast<double>(value) * static_cast<double>(value);
-      if (squares > 0.9 && squares < 1.1) continue;
-      wrong = "number " + std::to_string(k) + " of parameter " + std::to_string(tile.parameter) +
-              " has the squared length " + std::to_string(squares) + ", expected 1";
-    }
-  });
-  return wrong;
-}
-
-/// A saved bucket's parameters as a Step has them.
-struct SavedParameters {
-  SavedParameters(const BucketReader& reader, BucketId bucket) {
-    std::size_t end = 0;
-    for (std::size_t i = 0; i < reader.parameters(bucket); ++i) {
-      parameter_ends.push_back(end += reader.parameter(bucket, i).elements);
-      parameter_rows.push_back(reader.parameter(bucket, i).rows);
-    }
-  }
-  std::vector<std::size_t> parameter_ends;
-  std::vector<std::size_t> parameter_rows;
 };
 
 /// One step, in host memory: a device's gradient and residual come here and go back.
@@ -396,7 +244,7 @@ class KltStep {
     all_reduce_or(step_, words);
     step_.report.formula_bytes += step_.communicator.ring_sent_bytes(words.size(), kBytesOfWord);
     Floats found = unused_room();
-    std::ranges::transform(said, found->begin(), from_bf16);
+    decode_half(step_.executor, HalfFormat::bf16, said, Span<float>(*found));
     const std::string wrong = wrong_length(cut_, *found);
     if (wrong.empty()) return found;
     throw CorruptFrame("directions refused: " + wrong + " (bucket " + std::to_string(bucket_) + ")");
@@ -438,12 +286,13 @@ class KltStep {
       }
     }
     symmetric_eigenvectors(n, matrix_.first(n * n), vectors_.first(n * n), kTolerance);
-    for (std::size_t i = 0; i < n * n; ++i) room_[i] = static_cast<float>(vectors_[i]);
+    const RowsOf<float> eigenvectors{products.values, n};
+    for (std::size_t i = 0; i < n * n; ++i) eigenvectors.values[i] = static_cast<float>(vectors_[i]);
     const RowsOf<float> turned{room_.subspan(n * n, n * n), n};
-    multiply_rows(step_.executor, n, n, n, read(products), directions(tile), {}, turned, Rounding::fused);
+    multiply_rows(step_.executor, n, n, n, read(eigenvectors), directions(tile), {}, turned, Rounding::fused);
     // Rounded, they drift from being orthonormal a little each time.
     orthonormalise(n, n, turned.values);
-    std::ranges::transform(turned.values, found.begin(), to_bf16);
+    encode_half(step_.executor, HalfFormat::bf16, turned.values, {}, found);
   }
 
   static constexpr std::size_t kRange = std::size_t{1} << 16;
@@ -460,12 +309,12 @@ class KltStep {
   Span<float> old_ = in_host_memory(residual_);
   Span<float> own_ = coefficients();
   Span<float> mean_ = coefficients();
-  Span<float> left_ = residual_.empty() ? Span<float>() : coefficients();  // see turn_back()
+  Span<float> left_ = residual_.empty() ? Span<float>() : coefficients();  // see run()
   Span<float> turned_ = step_.workspace.take<float>(cut_.largest());
-  Span<float> room_ = step_.workspace.take<float>(2 * kMostWidth * kMostWidth);
+  Span<float> room_ = step_.workspace.take<float>(2 * kMostTileWidth * kMostTileWidth);
   // Of find_directions().
-  Span<double> matrix_ = step_.workspace.take<double>(kMostWidth * kMostWidth);
-  Span<double> vectors_ = step_.workspace.take<double>(kMostWidth * kMostWidth);
+  Span<double> matrix_ = step_.workspace.take<double>(kMostTileWidth * kMostTileWidth);
+  Span<double> vectors_ = step_.workspace.take<double>(kMostTileWidth * kMostTileWidth);
 };
 
 class Klt final : public Synchronizer {
@@ -542,11 +391,11 @@ SystemInfo klt_info() {
   info.summary = "matrices along their main directions, then whole numbers of steps in an entropy code";
   info.paper = "Karhunen, 1947; Goyal, 2001; src/baselines/klt.cc";
   info.formula =
-      "at most what ecsq sends of normal values with as large a step, each parameter filled up to a multiple "
-      "of "
-      "128 elements; each time that directions are found "
-      "2(W-1)/W * 2 bytes for each of their elements, at most 128 for each element of a matrix's shorter "
-      "side";
+      "at most what ecsq sends of normal values with as large a step, each parameter filled up to whole "
+      "blocks "
+      "of 128; each time that directions are found 2(W-1)/W * 2 bytes for each of their elements, at most "
+      "128 "
+      "for each element of a matrix's shorter side";
   info.feedback_default = true;
   info.state = {kDirections};
   info.undoes_steps = true;
