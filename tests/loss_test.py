@@ -224,7 +224,7 @@ def told_losses_are_those_of_the_results(thinwire):
             parts = {re.split("[: ]", part)[0] for part in label.split("+")}
             spec, _, options = label.partition(" ")
             if parts - {"clip"} <= {"warm_up", "top_k", "zen", "casq", "sketched_sgd", "ef_signsgd",
-                                    "marsit", "power_sgd", "acp_sgd"} \
+                                    "marsit", "power_sgd", "acp_sgd", "ecsq", "klt"} \
                     and options == ("--clip 0" if "clip" in parts else "") and "full_above" not in label \
                     and not {"clip", "warm_up"} <= parts:
                 of[spec, adam] = statistics.fmean(run["epochs"][-1]["test_loss"] - dense[run["seed"]]

@@ -75,6 +75,15 @@ Losses of_acp_sgd(const Options& options) {
   return {.adam = options.integer("rank", 1, kMost) > 32 ? 0 : 0.1};
 }
 
+/// With its own step, and with the default `local` of 1, it kept dense's.
+Losses of_ecsq(const Options& options) {
+  return {.adam = options.real("local", 0, 1) > 0.5 ? 0 : 0.1};
+}
+
+Losses of_klt(const Options& options) {
+  return {.adam = options.real("step", 0.05, 16) < 1 ? 0 : 0.1};
+}
+
 /// Steps of a warm-up from which on it is like the measured ones.
 constexpr std::int64_t kWarmUp = 30;
 
@@ -83,10 +92,12 @@ struct Known {
   Losses (*losses)(const Options&);
 };
 
-constexpr std::array<Known, 7> kKnown = {{{"casq", of_casq},
+constexpr std::array<Known, 9> kKnown = {{{"casq", of_casq},
                                           {"top_k", of_top_k},
                                           {"power_sgd", of_power_sgd},
                                           {"acp_sgd", of_acp_sgd},
+                                          {"ecsq", of_ecsq},
+                                          {"klt", of_klt},
                                           {"sketched_sgd", of_sketched_sgd},
                                           {"ef_signsgd", of_ef_signsgd},
                                           {"marsit", of_marsit}}};

@@ -25,11 +25,14 @@ TEST(KnownLosses, GoByTheSystemItsOptionsAndTheOptimizer) {
   EXPECT_TRUE(says("rows=zen,dense=ef_signsgd", TrainedWith::adam, "1.1"));
   EXPECT_TRUE(says("power_sgd", TrainedWith::adam, "0.1"));
   EXPECT_TRUE(says("acp_sgd:rank=32:bits=8", TrainedWith::adam, "0.1"));
-  for (const char* kept : {"power_sgd:rank=15:bits=8", "acp_sgd:rank=64"}) {
+  EXPECT_TRUE(says("ecsq:local=0.5", TrainedWith::adam, "0.1"));
+  EXPECT_TRUE(says("klt:step=1", TrainedWith::adam, "0.1"));
+  for (const char* kept : {"power_sgd:rank=15:bits=8", "acp_sgd:rank=64", "ecsq", "ecsq:local=0.75",
+                           "klt:step=0.4", "warm_up:steps=50+klt:step=1"}) {
     EXPECT_EQ(known_loss(kept, TrainedWith::adam), "") << kept;
   }
   for (const char* kept :
-       {"dense", "half", "power_sgd:rank=4", "top_k:ratio=0.05+zen", "marsit:full_every=8"}) {
+       {"dense", "half", "power_sgd:rank=4", "top_k:ratio=0.05+zen", "marsit:full_every=8", "ecsq:local=0"}) {
     EXPECT_EQ(known_loss(kept, TrainedWith::momentum), "") << kept;
   }
   for (const char* unmeasured : {"casq:bits=3", "casq:bits=4:topology=all_gather", "casq:downlink=float32",
