@@ -62,6 +62,24 @@ def a_seed_that_went_astray_is_no_spread():
     assert "| `wild` | 60.000, 4.500, 5.000 | +56.000, +0.500, +1.000 |" in loss_report.table(runs)
 
 
+def pictures_name_what_nothing_beats():
+    runs = [made(1, "dense", 4.0, 1000), made(1, "auto:link=1Gbit:50us", 4.2, 500), made(1, "best", 4.05, 100),
+            made(1, "few bytes", 4.5, 10), made(1, "far", 9.0, 300), made(1, "gone", 9.0, 5, failure="diverged")]
+    few = loss_report.recipes_in(runs)
+    assert len(loss_report.named_in_picture(few, few[0], "test_loss")) == 5
+    runs += [made(1, f"beaten {at}", 4.6 + at, 200 + at) for at in range(9)]
+    recipes = loss_report.recipes_in(runs)
+    expected = ["dense", "auto:link=1Gbit:50us", "best", "few bytes"]
+    assert [one.label for one in loss_report.named_in_picture(recipes, recipes[0], "test_loss")] == expected
+    drawn = loss_report.picture(runs)
+    by_bytes, by_steps = drawn.axes
+    assert [text.get_text() for text in drawn.legends[0].get_texts()] == expected
+    assert len(by_steps.lines) == 4 and len(by_bytes.containers) == 14
+    low, high = by_bytes.get_ylim()
+    ends = [one.lines[0].get_ydata()[0] for one in by_bytes.containers]
+    assert low < min(ends) and max(ends) == high == 4.0 + loss_report.RANGE["test_loss"], (low, high, ends)
+
+
 def every_setting_has_recipes_with_dense():
     import run as command
 
@@ -100,6 +118,13 @@ def pages_say_what_results_do():
     assert len(rows) > 90, len(rows)
     for row in rows:
         assert row in results or any(other.startswith(row[:-1]) for other in results), row
+
+    shown = glob.glob(os.path.join(ROOT, "docs", "images", "loss-*.png"))
+    assert len(shown) == 2, shown
+    for path in shown:
+        with open(path, "rb") as copy, open(os.path.join(
+                RESULTS, "loss", os.path.basename(path).removeprefix("loss-")), "rb") as drawn:
+            assert copy.read() == drawn.read(), f"{path} is not the one in results/loss"
 
     with open(TIMES, encoding="utf-8") as page:
         tables = dict(part.split("\n", 1) for part in page.read().split("## ")[1:])
@@ -265,6 +290,7 @@ def the_last_measurement_counts(thinwire):
 
 tables_say_what_seeds_show()
 a_seed_that_went_astray_is_no_spread()
+pictures_name_what_nothing_beats()
 signs_carry_what_is_computed_by_hand()
 recorded_updates_are_read(sys.argv[1])
 the_last_measurement_counts(sys.argv[1])

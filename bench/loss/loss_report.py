@@ -102,24 +102,75 @@ def table(runs: list) -> str:
         row(one, dense, runs) for one in body) + "\n"
 
 
+# With more specs than these a picture names only some of them.
+MOST_NAMED = 9
+# How far from dense's loss or accuracy, in nats or points, the picture goes.
+RANGE = {"test_loss": 0.75, "test_accuracy": 5.0}
+
+
+def named_in_picture(recipes: list, dense: Recipe, key: str) -> list:
+    """Dense, `auto`, and each spec that none with as few bytes beats; of few specs all. By falling bytes."""
+    finished = [one for one in recipes if one.finished()]
+    if len(finished) <= MOST_NAMED:
+        return sorted(finished, key=lambda one: -one.bytes())
+    sign = -1 if key == "test_accuracy" else 1
+    worth, best = [], math.inf
+    for one in sorted(finished, key=lambda one: (one.bytes(), sign * mean(list(one.at_the_end(key).values())))):
+        end = sign * mean(list(one.at_the_end(key).values()))
+        if end < best:
+            best = end
+        elif one is not dense and one.label.partition(":")[0] != "auto":
+            continue
+        worth.append(one)
+    return worth[::-1]
+
+
+def curve_of(one: Recipe, key: str, factor: int) -> tuple:
+    """Steps so far and the mean over seeds, by epoch."""
+    curves = [[factor * epoch[key] for epoch in run["epochs"]] for run in one.finished()]
+    middle = [mean(list(values)) for values in zip(*curves)]
+    epochs = one.finished()[0]["epochs"][: len(middle)]
+    return [sum(epoch["steps"] for epoch in epochs[: i + 1]) for i in range(len(epochs))], middle
+
+
 def picture(runs: list):
+    """At the left every spec's end against the bytes of its whole run; at the right those that are named, by
+    steps. What ends further from dense than RANGE lies on the edge, as a small triangle."""
     key, name, factor, _ = measure_of(runs)
-    made, (by_steps, by_bytes) = plotting.figure(2, (12.0, 6.0))
-    for at, one in enumerate(recipes_in(runs)):
+    recipes = recipes_in(runs)
+    dense = next(one for one in recipes if one.label == "dense")
+    named = named_in_picture(recipes, dense, key)
+    made, (by_bytes, by_steps) = plotting.figure(2, (12.0, 6.0 + 0.2 * max(0, len(named) // 2 - 3)))
+    sign = 1 if key == "test_loss" else -1
+    edge = factor * mean(list(dense.at_the_end(key).values())) + sign * RANGE[key]
+    for one in recipes:
         if not one.finished():
             continue
-        curves = [[factor * epoch[key] for epoch in run["epochs"]] for run in one.finished()]
-        middle = [mean(list(values)) for values in zip(*curves)]
-        epochs = one.finished()[0]["epochs"][: len(middle)]
-        steps = [sum(epoch["steps"] for epoch in epochs[: i + 1]) for i in range(len(epochs))]
-        by_steps.plot(steps, middle, label=one.label, **plotting.style(at))
-        by_bytes.plot([epoch["wire_bytes_so_far"] / 1e6 for epoch in epochs], middle, **plotting.style(at))
-    by_steps.set_xlabel("steps")
-    by_bytes.set_xlabel("MB sent by a worker")
+        values = [factor * value for value in one.at_the_end(key).values()]
+        end, sent = mean(values), one.bytes() / 1e6
+        beyond = sign * (end - edge) > 0
+        if one in named:
+            at = named.index(one)
+            look = plotting.style(at)
+            if at >= len(plotting.COLOURS):
+                look["markerfacecolor"] = "white"  # where there is no line nothing else tells it
+            by_steps.plot(*curve_of(one, key, factor), label=one.label, **look)
+        else:
+            look = {"color": "#BBBBBB", "marker": "o", "markersize": 4}
+        if beyond:
+            look |= {"marker": "^" if sign > 0 else "v", "markersize": 5, "clip_on": False}
+        look["linestyle"] = "none"
+        by_bytes.errorbar([sent], [edge if beyond else end], yerr=None if beyond else [deviation(values)],
+                          elinewidth=1, **look)
     by_bytes.set_xscale("log")
-    for axes in (by_steps, by_bytes):
-        axes.set_ylabel(name)
-    plotting.legend_below(made, by_steps, 4, foot=0.02, line=0.04, fontsize=8)
+    by_bytes.set_xlabel("MB sent by a worker in the whole run" +
+                        (", grey: specs that the table alone names" if len(named) < len(recipes) else ""))
+    by_bytes.set_ylabel(name.replace(",", " at the end,"))
+    low, high = by_bytes.get_ylim()
+    by_bytes.set_ylim(*((low, min(high, edge)) if sign > 0 else (max(low, edge), high)))
+    by_steps.set_xlabel("steps")
+    by_steps.set_ylabel(name)
+    plotting.legend_below(made, by_steps, 2, foot=0.02, line=0.03, fontsize=8)
     return made
 
 

@@ -69,6 +69,9 @@ def signs_of_momentum(steps: int, clip: str = "clip") -> str:
     return f"{clip}+warm_up:steps={steps}:with=blocks/bits=4/block=128+one_bit_adam:freeze=1 --clip 0"
 
 
+# Whether dense gains by a larger rate what signs of the momentum gain, whose variance stands still.
+MORE_RATE = ["dense --lr 0.004"]
+
 # The same, but that Adam's variance moves in steps ever further apart.
 VARIANCE_MOVES = "clip+warm_up:steps=39:with=blocks/bits=4/block=128+zero_one_adam:kappa=4 --clip 0"
 
@@ -109,17 +112,19 @@ RECIPES = {
         AS_THEY_COME + LOW_RANK_IN_CODES + [BEGUN_IN_CODES + "casq:bits=3"] + LOW_RANK_AFTER_CODES + MORE_RANK
         + ONE_FACTOR + IN_BLOCKS + [AUTO, AUTO_WITH_MORE_BUDGET] + HALF + REMEDIES + BEGUN_WITHOUT_SIGNS + GUARDED
         + MADE_FOR_ADAM + CLIPPED_FIRST
-        + [signs_of_momentum(99), signs_of_momentum(39), signs_of_momentum(99, "clip:norm=2"), VARIANCE_MOVES]
+        + [signs_of_momentum(99), signs_of_momentum(39), signs_of_momentum(99, "clip:norm=2"), VARIANCE_MOVES] + MORE_RATE
         + MARSIT_WITH_ADAM + BY_LAYER + ENTROPY_CODED + OTHER_STEPS + KLT
         + ["warm_up:steps=50:with=ecsq/step=0.1+klt:step=0.4"]),
     "transformer-wikitext2": (
         AS_THEY_COME + LOW_RANK_IN_CODES + LOW_RANK_AFTER_CODES + IN_BLOCKS + [AUTO] + CLIPPED_ALONE
-        + [signs_of_momentum(99), signs_of_momentum(99, "clip:norm=2")]
+        + [signs_of_momentum(99), signs_of_momentum(99, "clip:norm=2"), signs_of_momentum(39)]
+        + [signs_of_momentum(39, "clip:norm=2"), signs_of_momentum(39) + " --lr 0.001"] + MORE_RATE
         + ["guard:noise=0.75+power_sgd:rank=32:bits=8"] + ENTROPY_CODED + KLT),
     "transformer-markov": (
         ["dense", "casq:bits=4", "blocks:bits=4:block=128", AUTO, AUTO_WITH_MORE_BUDGET]
         + [BEGUN_IN_CODES + "casq:bits=3"] + LOW_RANK_IN_CODES + LOW_RANK_AFTER_CODES + CLIPPED_ALONE
-        + [signs_of_momentum(99), signs_of_momentum(249), signs_of_momentum(99, "clip:norm=2")]
+        + [signs_of_momentum(99), signs_of_momentum(249)]
+        + [signs_of_momentum(steps, "clip:norm=2") for steps in (99, 39, 19)] + MORE_RATE + ["ecsq:step=1:local=0"]
         + ENTROPY_CODED + KLT),
     "transformer-kjv-200": LOCAL_STEPS,
     "transformer-kjv-2000": (
