@@ -63,8 +63,9 @@ def a_seed_that_went_astray_is_no_spread():
 
 
 def pictures_name_what_nothing_beats():
-    runs = [made(1, "dense", 4.0, 1000), made(1, "auto:link=1Gbit:50us", 4.2, 500), made(1, "best", 4.05, 100),
-            made(1, "few bytes", 4.5, 10), made(1, "far", 9.0, 300), made(1, "gone", 9.0, 5, failure="diverged")]
+    runs = [made(1, "dense", 4.0, 1000), made(1, "auto:link=1Gbit:50us", 4.2, 500),
+            made(1, "best", 4.05, 100), made(1, "few bytes", 4.5, 10), made(1, "far", 9.0, 300),
+            made(1, "gone", 9.0, 5, failure="diverged")]
     few = loss_report.recipes_in(runs)
     assert len(loss_report.named_in_picture(few, few[0], "test_loss")) == 5
     runs += [made(1, f"beaten {at}", 4.6 + at, 200 + at) for at in range(9)]
