@@ -114,11 +114,11 @@ def named_in_picture(recipes: list, dense: Recipe, key: str) -> list:
     if len(finished) <= MOST_NAMED:
         return sorted(finished, key=lambda one: -one.bytes())
     sign = -1 if key == "test_accuracy" else 1
+    ends = {one: sign * mean(list(one.at_the_end(key).values())) for one in finished}
     worth, best = [], math.inf
-    for one in sorted(finished, key=lambda one: (one.bytes(), sign * mean(list(one.at_the_end(key).values())))):
-        end = sign * mean(list(one.at_the_end(key).values()))
-        if end < best:
-            best = end
+    for one in sorted(finished, key=lambda one: (one.bytes(), ends[one])):
+        if ends[one] < best:
+            best = ends[one]
         elif one is not dense and one.label.partition(":")[0] != "auto":
             continue
         worth.append(one)

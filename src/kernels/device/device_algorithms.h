@@ -2,7 +2,7 @@
 // Algorithms of CUB on pointers to device memory, in the order of the executor's stream; plain loops where
 // the device is emulated. `in` may be `out` where nothing else is said.
 //
-// Functions and not templates: what CUB makes of one takes nvcc half a minute, so each is compiled once.
+// Functions and not templates, so that nvcc compiles CUB's part of each once and not for each caller.
 
 #include <cstddef>
 #include <cstdint>
