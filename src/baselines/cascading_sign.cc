@@ -1,9 +1,9 @@
 // Cascading compression: what Marsit avoids. At every hop of the ring a worker decompresses what arrived,
 // adds its own part and compresses the sum again with SSDM's stochastic sign.
 //
-// Source: Marsit section 3.2 and appendix A (s_3). Q is unbiased, so the result is. But its deviation grows
-// like (2 d)^W / W, and training degrades at 3 workers and diverges at 8. It is the baseline that must be
-// seen to fail.
+// Source: Marsit section 3.2 and appendix A (s_3). Q is unbiased, so the result is. But the bound
+// of its squared deviation grows like (2 d)^W / W. In the paper training degrades at 3 workers and diverges
+// at 8; here it diverges at both. It is the baseline that must be seen to fail.
 //
 //   segment s: Q(p_s) at position s --> Q(Q(p_s) + p_{s+1}) --> ... --> Q(sum)
 //     --all-gather--> mean = Q / W, residual = p - mean
@@ -168,8 +168,7 @@ class CascadingSign final : public Synchronizer {
 SystemInfo cascading_sign_info() {
   SystemInfo info;
   info.name = "cascading_sign";
-  info.summary =
-      "recompression at every hop: the scheme that Marsit replaces; loses accuracy, diverges at 8 workers";
+  info.summary = "recompression at every hop: the scheme that Marsit replaces; diverges from 3 workers on";
   info.paper = "Marsit, section 3.2 and appendix A";
   info.formula = "2 * sum of (ceil(len/8) + 8) over W-1 segments, about 2(W-1)/W * d/8";
   info.make = [](const Options&, Inner) { return std::make_unique<CascadingSign>(); };

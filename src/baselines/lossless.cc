@@ -12,10 +12,10 @@
 // SparCML: recursive doubling on lists of non-zeros.
 //
 // Source: C. Renggli et al., "SparCML: High-performance sparse communication for machine learning", SC 2019,
-// SSAR_Recursive_double; a baseline of Zen (section 2.3) and S2 Reducer.
+// SSAR_Recursive_double; a baseline of Zen (section 2.4) and S2 Reducer.
 //
 // Bytes per rank: the sum over the stages of 8 times what the rank holds by then: nnz, |U_2|, |U_4|, ...;
-// ranks beyond the largest power of two send their nnz once. As both papers measure it, lists stay lists
+// ranks beyond the largest power of two send their nnz once. As Zen's paper measures it, lists stay lists
 // however long they grow. With switch=on a rank that holds more than half of the elements sends all of them
 // without indices, 4d bytes, as SparCML itself does.
 //
@@ -23,7 +23,7 @@
 // of rows go both ways. Where gradients are skewed, one owner gets most of them: imbalance by design.
 //
 // Sparse PS is a sharded parameter server for sparse gradients. Source: Parallax (S. Kim et al., EuroSys
-// 2019), as a baseline of Zen (section 2.3).
+// 2019), as a baseline of Zen (section 4.2) and S2 Reducer.
 //
 //   rows --row_list to the owner of their slice--> rank-order sums / W --row_list--> everyone
 //
@@ -32,7 +32,7 @@
 //
 // OmniReduce sends non-zero blocks to aggregators. Source: J. Fei et al., "Efficient sparse collective
 // communication and its application to accelerate distributed deep learning", SIGCOMM 2021, as a baseline of
-// Zen (section 2.3) and S2 Reducer.
+// Zen (section 2.4) and S2 Reducer.
 //
 //   blocks with a non-zero --to the aggregator of their slice--> rank-order sums / W --> everyone
 //
@@ -173,7 +173,7 @@ SystemInfo sparse_ps_info() {
   SystemInfo info;
   info.name = "sparse_ps";
   info.summary = "sharded server with even slices, lists both ways";
-  info.paper = "Kim et al. (Parallax), EuroSys 2019; baseline of Zen";
+  info.paper = "Kim et al. (Parallax), EuroSys 2019; baseline of Zen and S2 Reducer";
   info.formula = "8 nnz outside the own slice + (W-1) * 8 |U_p|";
   info.lossless = true;
   info.turns_residual = true;

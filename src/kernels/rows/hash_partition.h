@@ -76,7 +76,7 @@ struct HierarchicalHashShape {
   int rounds = 3;               ///< k, the number of second-level hashes; at least 1.
 };
 
-/// What Algorithm 1 lets one choose. The defaults are the paper's (section 4.4).
+/// What Algorithm 1 lets one choose. The defaults are the paper's (section 4.2).
 struct HierarchicalHashParameters {
   int hashes = 3;       ///< k; at least 1.
   double slots = 2;     ///< r1 of all owners together, in non-zeros; above 0.

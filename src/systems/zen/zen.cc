@@ -1,7 +1,7 @@
 // Zen: lossless synchronization of sparse gradients through hashed owners.
 //
 // Paper: Z. Wang et al., "Zen: Empowering Distributed Training with Sparsity-driven Data Synchronization",
-// OSDI 2025. Section 3.1 is Balanced Parallelism, 3.2 the hash that balances it, 3.3 the hash bitmap, 2.2 the
+// OSDI 2025. Section 3.1 is Balanced Parallelism, 3.2 the hash that balances it, 3.3 the hash bitmap, 2.3 the
 // choice between it and Hierarchical Centralization.
 //
 // Balanced Parallelism (exchange/push_pull.h), for elements or for rows alike:
