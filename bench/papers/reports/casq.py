@@ -290,10 +290,12 @@ def times_to_a_loss(trained: dict, loss: float, seconds: dict) -> str:
 
 def reach_amqs_loss(trained: dict) -> str:
     """How many seeds of each system come to the loss that AMQ with 3 bits ends at: the paper's target."""
-    ends = [run["epochs"][-1]["loss"] for run in trained[AMQ_3]]
-    reached = [f"`{label}` {sum(steps_until(run, end) is not None for run, end in zip(trained[label], ends))}"
+    ends = {run["seed"]: run["epochs"][-1]["loss"] for run in trained[AMQ_3] if not run["failure"]}
+    if not ends:
+        return "The paper's target is the loss that AMQ ends at. Here AMQ diverged with each seed.\n"
+    reached = [f"`{label}` {sum(steps_until(run, ends[run['seed']]) is not None for run in trained[label] if run['seed'] in ends)}"
                for label in dict.fromkeys(label for label, _ in FIGURE_8)]
-    return (f"The paper's target is the loss that AMQ ends at, here {spread_text(ends, '.3f')} with 3 bits and without momentum. So many of "
+    return (f"The paper's target is the loss that AMQ ends at, here {spread_text(list(ends.values()), '.3f')} with 3 bits and without momentum. So many of "
             f"{len(ends)} seeds come to it: " + ", ".join(reached) + ".\n")
 
 
