@@ -36,6 +36,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <map>
 #include <memory>
@@ -68,6 +69,7 @@ constexpr double kTolerance = 1e-3;
 struct KltRules {
   LevelRules levels;
   std::uint64_t every = 50;
+  bool both = false;
 
   /// Whether directions are found anew at the end of a step.
   bool renews(std::uint64_t step) const {
@@ -78,8 +80,18 @@ struct KltRules {
 
 using Floats = std::shared_ptr<std::vector<float>>;
 
+/// Of a square of 128 rows: both sides turned.
+struct Square {
+  bool turned = true;
+  std::vector<float> left;      // a direction to a row
+  std::vector<float> products;  // of rows, decaying
+  std::vector<double> sizes;    // squared
+  std::vector<float> lengths;   // by which rows are divided
+};
 /// What a bucket has from step to step. Copies share what they point to.
 struct State {
+  std::shared_ptr<std::vector<Square>> squares{};
+  Floats right_products{};
   /// Of the tiles, one behind the other; within a tile one row to a direction. Null before the first step.
   Floats directions{};
   /// Room for directions: what no copy of this state has as its own is free.
@@ -102,7 +114,7 @@ class KltStep {
         state_(state) {}
 
   void run() {
-    const bool renews = !state_.directions || rules_.renews(step_.index);
+    const bool renews = !rules_.both && (!state_.directions || rules_.renews(step_.index));
     if (state_.directions) {
       directions_ = state_.directions;
     } else {
@@ -116,7 +128,19 @@ class KltStep {
     turn_there();
     copy(step_.executor, Span<const float>(own_), mean_);
     fill(step_.executor, left_, 0.0f);
-    average_levels(bucket_, mean_, left_, step_, rules_.levels);
+    LevelRules levels = rules_.levels;
+    std::vector<std::uint16_t> marks;
+    if (rules_.both) {
+      marks.assign(stepped_blocks(cut_.coefficients()), 0);
+      for_squares([&](const Tile& tile, std::size_t row, std::size_t) {
+        for (std::size_t i = 0; i < 128; ++i)
+          marks[tile.coefficients / kSteppedBlock + row + i] = static_cast<std::uint16_t>((tile.rows <= 768 ? 1 : 1001) + i);
+      });
+      levels.squares = Span<const std::uint16_t>(marks);
+      turn_left(own_, false, Rounding::fused);
+      copy(step_.executor, Span<const float>(own_), mean_);
+    }
+    average_levels(bucket_, mean_, left_, step_, levels);
     if (!step_.report.finite) return;
     require_within();
     // What this rank has said, and of the mean what it keeps for all, with the other sign.
@@ -124,14 +148,151 @@ class KltStep {
       for (std::size_t i = begin; i < end; ++i) left_[i] -= own_[i];
     });
     // Whatever can fail comes before the residual is written.
+    if (rules_.both) learn();
     const Floats found = renews && cut_.directions() != 0 ? find_all_directions() : directions_;
     step_.clock.enter(Phase::decompress);
     turn_back();
     if (!state_.room) begin();
     state_.directions = found;
+    if (rules_.both) learn_right();
   }
 
  private:
+  template <class Body>
+  void for_squares(Body&& body) const {
+    std::size_t number = 0;
+    cut_.for_each([&](const Tile& tile) {
+      if (!tile.turned || tile.width != 128) return;
+      for (std::size_t row = 0; row + 128 <= tile.rows; row += 128) body(tile, row, number++);
+    });
+  }
+  std::vector<Square>& squares() {
+    if (!state_.squares) {
+      state_.squares = std::make_shared<std::vector<Square>>();
+      for_squares([&](const Tile& tile, std::size_t, std::size_t) {
+        Square one;
+        one.turned = tile.rows <= 768;
+        one.left.assign(128 * 128, 0.0f);
+        for (std::size_t i = 0; i < 128; ++i) one.left[i * 129] = 1;
+        one.products.assign(128 * 128, 0.0f);
+        one.lengths.assign(128, 1.0f);
+        state_.squares->push_back(std::move(one));
+      });
+    }
+    return *state_.squares;
+  }
+  /// Coefficients of squares: rows over their lengths, along the left directions; or back.
+  void turn_left(Span<float> all, bool back, Rounding rounding) {
+    auto& of = squares();
+    for_squares([&](const Tile& tile, std::size_t row, std::size_t number) {
+      Square& square = of[number];
+      const RowsOf<float> here{all.subspan(tile.coefficients + row * 128, 128 * 128), 128};
+      const RowsOf<float> place{room_.first(128 * 128), 128};
+      const RowsOf<const float> left{Span<const float>(square.left), 128};
+      if (!square.turned) {
+        for (std::size_t i = 0; i < 128; ++i)
+          for (std::size_t k = 0; k < 128; ++k) {
+            if (back) here.row(i)[k] *= square.lengths[i];
+            else here.row(i)[k] /= square.lengths[i];
+          }
+        return;
+      }
+      if (back) {
+        const RowsOf<float> columns{room_.subspan(128 * 128, 128 * 128), 128};
+        transpose_rows(step_.executor, 128, 128, left, columns);
+        multiply_rows(step_.executor, 128, 128, 128, read(columns), read(here), {}, place, rounding);
+        for (std::size_t i = 0; i < 128; ++i)
+          for (std::size_t k = 0; k < 128; ++k) here.row(i)[k] = place.row(i)[k] * square.lengths[i];
+      } else {
+        for (std::size_t i = 0; i < 128; ++i)
+          for (std::size_t k = 0; k < 128; ++k) here.row(i)[k] /= square.lengths[i];
+        multiply_rows(step_.executor, 128, 128, 128, left, read(here), {}, place, rounding);
+        copy(step_.executor, Span<const float>(place.values), here.values);
+      }
+    });
+  }
+  /// mean_ and own_ back from the left; new lengths and left directions from the mean.
+  void learn() {
+    turn_left(mean_, true, Rounding::same_bits);
+    turn_left(own_, true, Rounding::fused);
+    if (!left_.empty()) turn_left(left_, true, Rounding::fused);
+    auto& of = squares();
+    for_squares([&](const Tile& tile, std::size_t row, std::size_t number) {
+      Square& square = of[number];
+      const RowsOf<float> here{mean_.subspan(tile.coefficients + row * 128, 128 * 128), 128};
+      const bool first = square.sizes.empty();
+      if (first) square.sizes.assign(128, 0.0);
+      double all = 0;
+      static const double beta = std::getenv("TW_BETA") ? std::atof(std::getenv("TW_BETA")) : 0.95;
+      for (std::size_t i = 0; i < 128; ++i) {
+        double sum = 0;
+        for (std::size_t k = 0; k < 128; ++k)
+          sum += static_cast<double>(here.row(i)[k]) * static_cast<double>(here.row(i)[k]);
+        square.sizes[i] = first ? sum : beta * square.sizes[i] + (1 - beta) * sum;
+        all += square.sizes[i];
+      }
+      if (!(all > 0)) return;
+      const RowsOf<float> scaled{room_.first(128 * 128), 128};
+      const RowsOf<float> columns{room_.subspan(128 * 128, 128 * 128), 128};
+      std::vector<float> products(128 * 128);
+      for (std::size_t i = 0; i < 128; ++i) {
+        square.lengths[i] = static_cast<float>(std::sqrt(std::max(square.sizes[i], 1e-4 * all / 128) / 128));
+        for (std::size_t k = 0; k < 128; ++k) scaled.row(i)[k] = here.row(i)[k] / square.lengths[i];
+      }
+      if (!square.turned) return;
+      transpose_rows(step_.executor, 128, 128, read(scaled), columns);
+      const RowsOf<float> product{Span<float>(products), 128};
+      multiply_rows(step_.executor, 128, 128, 128, read(scaled), read(columns), {}, product,
+                    Rounding::same_bits);
+      for (std::size_t i = 0; i < products.size(); ++i)
+        square.products[i] = 0.95f * square.products[i] + products[i];
+      if (turns()) follow(step_.executor, 128, Span<float>(square.left), Span<const float>(square.products));
+    });
+  }
+  bool turns() const {
+    const auto steps = step_.index + 1;
+    return steps <= 8 || (steps <= 64 && steps % 4 == 0) || steps % 8 == 0;
+  }
+  static void follow(Executor& executor, std::size_t n, Span<float> directions, Span<const float> products) {
+    std::vector<float> turned(n * n);
+    multiply_rows(executor, n, n, n, {Span<const float>(directions), n}, {products, n}, {},
+                  {Span<float>(turned), n}, Rounding::same_bits);
+    orthonormalise(n, n, Span<float>(turned));
+    for (std::size_t k = 0; k < n; ++k) {
+      double sum = 0;
+      for (std::size_t j = 0; j < n; ++j) sum += static_cast<double>(turned[k * n + j]) * static_cast<double>(turned[k * n + j]);
+      if (!(sum > 0.9)) return;
+    }
+    std::copy(turned.begin(), turned.end(), directions.begin());
+  }
+  /// Right directions from the mean, which is in p_.
+  void learn_right() {
+    auto& all = state_.right_products;
+    if (!all) all = std::make_shared<std::vector<float>>(cut_.directions(), 0.0f);
+    const Floats next = std::make_shared<std::vector<float>>(*state_.directions);
+    cut_.for_each([&](const Tile& tile) {
+      if (!tile.turned) return;
+      const std::size_t n = tile.width;
+      const auto from = rows_of(p_, tile);
+      std::vector<float> scaled(tile.rows * n), columns(tile.rows * n), product(n * n);
+      for (std::size_t i = 0; i < tile.rows; ++i) {
+        double sum = 0;
+        for (std::size_t k = 0; k < n; ++k) sum += static_cast<double>(from.row(i)[k]) * static_cast<double>(from.row(i)[k]);
+        const auto factor = static_cast<float>(sum > 0 ? 1 / std::sqrt(sum) : 0);
+        for (std::size_t k = 0; k < n; ++k) scaled[i * n + k] = from.row(i)[k] * factor;
+      }
+      const RowsOf<const float> rows{Span<const float>(scaled), n};
+      const RowsOf<float> turned{Span<float>(columns), tile.rows};
+      transpose_rows(step_.executor, tile.rows, n, rows, turned);
+      multiply_rows(step_.executor, n, tile.rows, n, read(turned), rows, {}, {Span<float>(product), n}, Rounding::same_bits);
+      for (std::size_t i = 0; i < n * n; ++i) {
+        float& one = (*all)[tile.directions + i];
+        one = 0.9f * one + product[i];
+      }
+      if (turns()) follow(step_.executor, n, Span<float>(*next).subspan(tile.directions, n * n), Span<const float>(*all).subspan(tile.directions, n * n));
+    });
+    state_.directions = next;
+  }
   Span<float> in_host_memory(Span<float> values) const {
     if (step_.executor.memory() == Memory::host || values.empty()) return values;
     const auto host = step_.workspace.take<float>(values.size());
@@ -366,7 +527,7 @@ class Klt final : public Synchronizer {
       if (!wrong.empty()) {
         throw std::runtime_error("the state's directions of bucket " + std::to_string(bucket) + ": " + wrong);
       }
-      loaded[bucket] = {std::make_shared<std::vector<float>>(std::move(directions)),
+      loaded[bucket] = State{{}, {}, std::make_shared<std::vector<float>>(std::move(directions)),
                         std::make_shared<std::vector<Floats>>(),
                         std::make_shared<std::map<std::size_t, std::size_t>>(ends)};
     }
@@ -400,12 +561,14 @@ SystemInfo klt_info() {
   info.state = {kDirections};
   info.undoes_steps = true;
   info.turns_residual = true;
-  info.options = {{"step", "0.3", "between levels, in units of the root mean square of a row, 0.05 to 16"},
+  info.options = {{"sides", "1", "sides that are turned, 1 or 2"},
+                  {"step", "0.3", "between levels, in units of the root mean square of a row, 0.05 to 16"},
                   {"every", "50", "steps from one set of directions to the next, 1 to 1000000"}};
   info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
     KltRules rules;
     rules.levels.step = options.real("step", 0.05, 16);
     rules.levels.by_place = true;
+    rules.both = options.integer("sides", 1, 2) == 2;
     rules.every = static_cast<std::uint64_t>(options.integer("every", 1, 1'000'000));
     return std::make_unique<Klt>(rules);
   };

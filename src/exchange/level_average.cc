@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "exchange/payload_messages.h"
 #include "exchange/shard_exchange.h"
@@ -26,8 +29,20 @@ constexpr std::size_t kRun = 32;
 
 /// Steps of blocks whose sums of squares are `norms`. Where these are 0, so is every level. Squares of values
 /// below about 1e-22 are 0 in float32, so such values wait in the residual. scales: written.
-float choose_steps(const LevelRules& rules, std::size_t elements, Span<const float> norms,
-                   Span<std::uint8_t> scales) {
+float choose_steps(const LevelRules& rules, std::size_t elements, Span<float> norms,
+                   Span<std::uint8_t> scales, Span<const std::uint16_t> marks) {
+  for (std::size_t begin = 0; begin < marks.size();) {
+    std::size_t end = begin + 1;
+    if (marks[begin] != 0) {
+      while (end < marks.size() && marks[end] == marks[end - 1] + 1) ++end;
+      double sum = 0;
+      static const double cap = std::getenv("TW_CAP") ? std::atof(std::getenv("TW_CAP")) : 4;
+      for (std::size_t i = begin; i < end; ++i)
+        sum += marks[begin] > 1000 ? std::min(static_cast<double>(norms[i]), cap * 128) : static_cast<double>(norms[i]);
+      for (std::size_t i = begin; i < end; ++i) norms[i] = static_cast<float>(sum / static_cast<double>(end - begin));
+    }
+    begin = end;
+  }
   double squares = 0;
   double largest = 0;
   for (const float norm : norms) {
@@ -113,6 +128,7 @@ class LevelAverage {
   /// Steps and levels of one owner's part.
   struct Part {
     float step = 0;
+    std::size_t owner = 0;
     Span<std::uint8_t> scales{};
     Span<std::int16_t> levels{};
 
@@ -128,10 +144,14 @@ class LevelAverage {
   }
   Part part_of(std::size_t owner) const {
     const std::size_t count = shard(owner).size();
-    return {.scales = step_.workspace.take<std::uint8_t>(stepped_blocks(count)),
+    return {.owner = owner, .scales = step_.workspace.take<std::uint8_t>(stepped_blocks(count)),
             .levels = step_.workspace.take<std::int16_t>(count)};
   }
 
+  Span<const std::uint16_t> squares_of(std::size_t owner) const {
+    if (rules_.squares.empty()) return {};
+    return rules_.squares.subspan(shard(owner).begin / kSteppedBlock, stepped_blocks(shard(owner).size()));
+  }
   /// Returns whether all values are finite, also `times` as large; without meaning otherwise.
   bool round(Span<const float> values, Span<const float> residual, double times, Part& part) {
     const auto norms = norms_.first(part.scales.size());
@@ -143,7 +163,7 @@ class LevelAverage {
       std::ranges::fill(part.scales, kUnitScale);
       part.step = static_cast<float>(static_cast<double>(largest) / kMostLevel);
     } else {
-      part.step = choose_steps(rules_, values.size(), norms, part.scales);
+      part.step = choose_steps(rules_, values.size(), norms, part.scales, squares_of(part.owner));
     }
     round_to_levels(step_.executor, part.said().steps, rules_.up, values, residual, part.levels);
     return true;
@@ -170,7 +190,46 @@ class LevelAverage {
   }
 
   /// The order in which levels travel, and back. Behind the last square of 128 blocks they stay as they are.
-  void order_by_place(Span<const std::int16_t> levels, Span<std::int16_t> placed) const {
+  void order_by_place(Span<const std::int16_t> levels, Span<std::int16_t> placed,
+                      Span<const std::uint16_t> squares, bool back) const {
+    if (squares.empty()) return order_square(levels, placed);
+    for (std::size_t begin = 0; begin < squares.size();) {
+      std::size_t end = begin + 1;
+      if (squares[begin] == 0) {
+        while (end < squares.size() && squares[end] == 0) ++end;
+      } else {
+        while (end < squares.size() && squares[end] == squares[end - 1] + 1) ++end;
+      }
+      const std::size_t first = begin * kSteppedBlock;
+      const std::size_t count = std::min(levels.size(), end * kSteppedBlock) - first;
+      if (squares[begin] == 0 || squares[begin] > 1000) {
+        order_square(levels.subspan(first, count), placed.subspan(first, count));
+      } else {
+        const std::size_t row = squares[begin] - 1u;
+        std::size_t at = 0;
+        for (const std::uint16_t place : zigzag()) {
+          const std::size_t i = place / kSteppedBlock;
+          if (i < row || i >= row + (end - begin)) continue;
+          const std::size_t here = first + (i - row) * kSteppedBlock + place % kSteppedBlock;
+          if (back) placed[here] = levels[first + at++];
+          else placed[first + at++] = levels[here];
+        }
+      }
+      begin = end;
+    }
+  }
+  static const std::vector<std::uint16_t>& zigzag() {
+    static const std::vector<std::uint16_t> order = [] {
+      std::vector<std::uint16_t> all(kSteppedBlock * kSteppedBlock);
+      for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::uint16_t>(i);
+      std::ranges::stable_sort(all, {}, [](std::uint16_t place) {
+        return (place / kSteppedBlock + 1) * (place % kSteppedBlock + 1);
+      });
+      return all;
+    }();
+    return order;
+  }
+  void order_square(Span<const std::int16_t> levels, Span<std::int16_t> placed) const {
     constexpr std::size_t kSquare = kSteppedBlock * kSteppedBlock;
     std::size_t begin = 0;
     for (; begin + kSquare <= levels.size(); begin += kSquare) {
@@ -191,10 +250,23 @@ class LevelAverage {
     Span<const std::int16_t> levels = part.levels;
     if (rules_.by_place) {
       const auto placed = placed_.first(levels.size());
-      order_by_place(levels, placed);
+      order_by_place(levels, placed, squares_of(part.owner), false);
       levels = placed;
     }
     const std::size_t coded = write_entropy_coded(step_.executor, levels, coded_);
+    if (std::getenv("TW_DEBUG") && step_.communicator.rank() == 0 && step_.index % 20 >= 10) {
+      const auto marks = squares_of(part.owner);
+      std::vector<std::int16_t> in, out;
+      for (std::size_t i = 0; i < levels.size(); ++i)
+        (!marks.empty() && marks[i / kSteppedBlock] ? in : out).push_back(levels[i]);
+      auto bits = [&](std::vector<std::int16_t>& v) {
+        if (v.empty()) return 0.0;
+        return 8.0 * static_cast<double>(write_entropy_coded(step_.executor, Span<const std::int16_t>(v), coded_)) / static_cast<double>(v.size());
+      };
+      const double a1 = bits(in), a2 = bits(out);
+      std::fprintf(stderr, "DBG coded %zu table %zu step %zu bucket %zu owner %zu in %zu bits %.3f out %zu bits %.3f scales %zu\n", coded, table_bytes(part), (size_t)step_.index, (size_t)bucket_, part.owner, in.size(), a1, out.size(), a2, part.scales.size());
+      write_entropy_coded(step_.executor, levels, coded_);
+    }
     const std::size_t table = table_bytes(part);
     const auto payload = step_.workspace.take<std::byte>(table + coded);
     payload[table - 1] = std::byte{};
@@ -237,7 +309,7 @@ class LevelAverage {
       if (rules_.by_place) {
         const auto placed = placed_.first(part.levels.size());
         read_entropy_coded(step_.executor, coded, placed);
-        order_by_place(placed, part.levels);
+        order_by_place(placed, part.levels, squares_of(part.owner), true);
       } else {
         read_entropy_coded(step_.executor, coded, part.levels);
       }

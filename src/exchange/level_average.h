@@ -20,6 +20,8 @@ struct LevelRules {
   /// second, and so on. Fewer bits where elements at the same place are alike. Owners' parts then are whole
   /// blocks, but for the last one.
   bool by_place = false;
+  /// [blocks] or empty: 1 + a block's row in its square of 128 blocks, whose step they share; 0: none.
+  Span<const std::uint16_t> squares{};
 };
 
 /// gradient [n], n > 0, in memory of the step's executor: becomes the mean, the same bits on all ranks.
