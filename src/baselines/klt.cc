@@ -1,102 +1,122 @@
-// Transform coding: the rows of each matrix are turned into the directions in which they vary most, and what
-// is found along each direction travels as whole numbers of steps in an entropy code, as in `ecsq`. Rows of
-// a gradient lie near few directions. So most of what travels is near zero, which takes few bits, and what
-// does not lie there is sent all the same.
+// Transform coding: each matrix is turned into the directions in which it varies most, on both of its sides,
+// and what is found along them travels as whole numbers of steps in an entropy code, as in `ecsq`. A gradient
+// lies near few directions. So most of what travels is near zero, which takes few bits, and what does not lie
+// there is sent all the same.
 //
-//   p, rows --directions--> coefficients --levels of each row's own step--> owner: mean --levels--> all
-//   mean, residual <--directions, transposed-- what was said
-//   now and then: a rank's own coefficients --eigenvectors of what rows have in common--> all ranks
+//   p, rows --directions--> --over each row's length--> groups of rows --directions--> coefficients
+//   coefficients --levels--> owner: mean --levels--> all
+//   mean, residual <--the same, backwards-- what was said
+//   mean --> lengths of rows, and directions of the next steps, the same on all ranks
 //
 // Sources: K. Karhunen, 1947, and M. Loeve, 1948: the transform, which no other one of orthonormal directions
 // beats for values of a normal distribution (Goyal, "Theoretical foundations of transform coding", IEEE
-// Signal Processing Magazine, 2001). That rows of gradients lie near few directions: Vogels et al., PowerSGD,
-// NeurIPS 2019. The code: exchange/level_average.h.
+// Signal Processing Magazine, 2001); a separable one, along both sides, as images have it (A. K. Jain, 1976).
+// That rows of gradients lie near few directions: Vogels et al., PowerSGD, NeurIPS 2019. That directions on
+// both sides come from running means of G^T G and G G^T, and last for many steps: N. Vyas et al., SOAP, 2024,
+// of V. Gupta et al., Shampoo, ICML 2018. The code: exchange/level_average.h.
 //
-// A row is one of the longer side of a matrix: so the directions are few. The shorter side is cut into tiles,
-// each as wide as a power of two, at most 128. Parameters whose leading dimension is not known, and vectors,
-// have no directions. Each tile, and each such parameter, begins a block of 128 coefficients.
+// A row is one of the longer side of a matrix. The shorter side is cut into tiles, each as wide as a power of
+// two, at most 128, and a tile's rows into groups of as many. Rows of a table have no groups
+// (kMostRowsPerColumn). Parameters whose leading dimension is not known, and vectors, have no directions.
+// Each tile, and each such parameter, begins a block of 128 coefficients.
 //
-// A block's step is a multiple of its own root mean square: of a row where tiles are 128 wide, of several
-// ones elsewhere. Adam makes the small rows of a matrix as large as the others, so they must not wait longer.
-// All directions of a row share its step.
+// Steps are multiples of a root mean square: of a group's coefficients, which share one, and of a block's
+// elsewhere, which is a row where tiles are 128 wide. Adam makes the small rows of a matrix as large as the
+// others, so they must not wait longer. So the rows of a group are divided by their lengths: a running root
+// mean square of what the mean had there. A row that is small for once so takes few bits.
 //
-// Levels travel by direction and not by row (LevelRules::by_place), but for those behind the last whole
-// square of 128 blocks of an owner's part. So each of the code's blocks has levels of about one size.
+// Levels travel in an order in which those of about one size are neighbours: in a group, of coefficient k of
+// row i, by (i + 1) (k + 1), since directions are sorted; elsewhere by direction (LevelRules::by_place).
 //
-// Directions begin as the axes. They are found anew after a bucket's first step, after steps 1, 2, 4, ... of
-// the training, and then after every `every`th: the eigenvectors of sum over rows of (row / length)^T (row /
-// length), of one rank's p. Tiles take turns over ranks. They travel in bfloat16, so all ranks have the same.
-// What that rounding takes from their being orthonormal stays in the residual, and does not grow from set to
-// set.
+// Directions begin as the axes. They are turned after steps 1, 2, 4, ... and after every `every`th: until the
+// running products of coefficients along two of them are small beside the directions' own. Every rank finds
+// them from the same means, with the same bits, so nothing travels for them. What all have learned has a
+// digest, which frames carry: where a rank has learned something else, its frames are refused.
 //
-// Bytes per rank: those of its frames, which depend on the data; after a step with new directions 2 (W-1)/W *
-// 2 bytes for each of their elements, rounded up to 8. payload_bytes() gives what coefficients of a normal
-// distribution take: more than gradients' do.
+// Bytes per rank: those of its frames, which depend on the data. payload_bytes() gives what coefficients of a
+// normal distribution take: more than gradients' do.
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
-#include <cstdlib>
 #include <limits>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <stdexcept>
 #include <vector>
 
 #include "baselines/baselines.h"
 #include "baselines/klt_tiles.h"
 #include "core/bucket_vectors.h"
-#include "exchange/collectives.h"
 #include "exchange/level_average.h"
 #include "kernels/dense/dense.h"
-#include "kernels/dense/half.h"
 #include "kernels/dense/multiply_rows.h"
 #include "kernels/dense/orthonormalise.h"
 #include "kernels/dense/symmetric_eigen.h"
 #include "thinwire/errors.h"
 #include "thinwire/state.h"
+#include "wire/crc32c.h"
 
 namespace thinwire {
 namespace {
 
-constexpr StateKind kDirections = {.name = "klt_directions"};
+constexpr StateKind kLearned = {.name = "klt_directions"};
 /// No coefficient of values up to here, and no sum on the way to it or back, leaves the range of float.
-constexpr float kLargest = std::numeric_limits<float>::max() / 65536;
-/// What rows may still have in common along two directions, relative to what they have along both. Less
-/// brings nothing.
-constexpr double kTolerance = 1e-3;
+constexpr float kLargest = 1e26f;
+constexpr float kLargestCoefficient = 1e33f;
+/// Of a row, in units of its group's root mean square.
+constexpr double kLeastLength = 1e-4;
+/// What a step's products leave of those before it.
+constexpr float kDecay = 0.95f;
+/// The same of squared lengths: slowly, since rows that are divided by others lie along other directions. In
+/// the first steps all count alike.
+constexpr double kDecayOfLengths = 0.99;
+/// What coefficients along two directions may still have in common, relative to what they have along both.
+/// Less brings nothing: -log2(1 - kTolerance^2) / 2 bits.
+constexpr double kTolerance = 0.05;
+/// Turned often, directions drift from being orthonormal by rounding. After so many steps they are made so.
+constexpr std::uint64_t kStepsOfDrift = 256;
 
 struct KltRules {
   LevelRules levels;
-  std::uint64_t every = 50;
-  bool both = false;
+  std::uint64_t every = 8;
 
-  /// Whether directions are found anew at the end of a step.
-  bool renews(std::uint64_t step) const {
+  /// Whether directions are turned at the end of a step.
+  bool turns(std::uint64_t step) const {
     const std::uint64_t steps = step + 1;
     return steps < every ? std::has_single_bit(steps) : steps % every == 0;
   }
 };
 
+/// Places of a group's coefficients, by how large they are likely to be.
+Span<const std::uint16_t> order_of(std::size_t rows, std::size_t width) {
+  struct Order {
+    std::once_flag made;
+    std::vector<std::uint16_t> places;
+  };
+  static std::array<std::array<Order, 8>, 8> orders;  // both are powers of two up to 128
+  Order& order = orders[static_cast<std::size_t>(std::countr_zero(rows))]
+                       [static_cast<std::size_t>(std::countr_zero(width))];
+  std::call_once(order.made, [&] {
+    order.places.resize(rows * width);
+    for (std::size_t i = 0; i < order.places.size(); ++i) order.places[i] = static_cast<std::uint16_t>(i);
+    std::ranges::stable_sort(order.places, {},
+                             [&](std::uint16_t place) { return (place / width + 1) * (place % width + 1); });
+  });
+  return Span<const std::uint16_t>(order.places);
+}
+
 using Floats = std::shared_ptr<std::vector<float>>;
 
-/// Of a square of 128 rows: both sides turned.
-struct Square {
-  bool turned = true;
-  std::vector<float> left;      // a direction to a row
-  std::vector<float> products;  // of rows, decaying
-  std::vector<double> sizes;    // squared
-  std::vector<float> lengths;   // by which rows are divided
-};
 /// What a bucket has from step to step. Copies share what they point to.
 struct State {
-  std::shared_ptr<std::vector<Square>> squares{};
-  Floats right_products{};
-  /// Of the tiles, one behind the other; within a tile one row to a direction. Null before the first step.
-  Floats directions{};
-  /// Room for directions: what no copy of this state has as its own is free.
+  /// Of the tiles, one behind the other (klt_tiles.h). Null before the first step.
+  Floats learned{};
+  /// Room for it: what no copy of this state has as its own is free.
   std::shared_ptr<std::vector<Floats>> room{};
-  /// Where those of each parameter end, by its position; others have none.
+  /// Where that of each parameter ends, by its position; others have none.
   std::shared_ptr<const std::map<std::size_t, std::size_t>> ends{};
 };
 
@@ -114,13 +134,8 @@ class KltStep {
         state_(state) {}
 
   void run() {
-    const bool renews = !rules_.both && (!state_.directions || rules_.renews(step_.index));
-    if (state_.directions) {
-      directions_ = state_.directions;
-    } else {
-      directions_ = std::make_shared<std::vector<float>>(axes_of(cut_));
-    }
-    if (directions_->size() != cut_.directions()) {
+    learned_ = state_.learned ? state_.learned : std::make_shared<std::vector<float>>(nothing_learned(cut_));
+    if (learned_->size() != cut_.learned()) {
       throw std::invalid_argument("bucket " + std::to_string(bucket_) + " had parameters of other sizes in " +
                                   "earlier steps: a bucket keeps its parameters");
     }
@@ -128,19 +143,7 @@ class KltStep {
     turn_there();
     copy(step_.executor, Span<const float>(own_), mean_);
     fill(step_.executor, left_, 0.0f);
-    LevelRules levels = rules_.levels;
-    std::vector<std::uint16_t> marks;
-    if (rules_.both) {
-      marks.assign(stepped_blocks(cut_.coefficients()), 0);
-      for_squares([&](const Tile& tile, std::size_t row, std::size_t) {
-        for (std::size_t i = 0; i < 128; ++i)
-          marks[tile.coefficients / kSteppedBlock + row + i] = static_cast<std::uint16_t>((tile.rows <= 768 ? 1 : 1001) + i);
-      });
-      levels.squares = Span<const std::uint16_t>(marks);
-      turn_left(own_, false, Rounding::fused);
-      copy(step_.executor, Span<const float>(own_), mean_);
-    }
-    average_levels(bucket_, mean_, left_, step_, levels);
+    average_levels(bucket_, mean_, left_, step_, levels());
     if (!step_.report.finite) return;
     require_within();
     // What this rank has said, and of the mean what it keeps for all, with the other sign.
@@ -148,151 +151,17 @@ class KltStep {
       for (std::size_t i = begin; i < end; ++i) left_[i] -= own_[i];
     });
     // Whatever can fail comes before the residual is written.
-    if (rules_.both) learn();
-    const Floats found = renews && cut_.directions() != 0 ? find_all_directions() : directions_;
+    const Floats next = unused_room();
+    std::ranges::copy(*learned_, next->begin());
     step_.clock.enter(Phase::decompress);
+    next_ = Span<float>(*next);
+    learn();
     turn_back();
     if (!state_.room) begin();
-    state_.directions = found;
-    if (rules_.both) learn_right();
+    state_.learned = next;
   }
 
  private:
-  template <class Body>
-  void for_squares(Body&& body) const {
-    std::size_t number = 0;
-    cut_.for_each([&](const Tile& tile) {
-      if (!tile.turned || tile.width != 128) return;
-      for (std::size_t row = 0; row + 128 <= tile.rows; row += 128) body(tile, row, number++);
-    });
-  }
-  std::vector<Square>& squares() {
-    if (!state_.squares) {
-      state_.squares = std::make_shared<std::vector<Square>>();
-      for_squares([&](const Tile& tile, std::size_t, std::size_t) {
-        Square one;
-        one.turned = tile.rows <= 768;
-        one.left.assign(128 * 128, 0.0f);
-        for (std::size_t i = 0; i < 128; ++i) one.left[i * 129] = 1;
-        one.products.assign(128 * 128, 0.0f);
-        one.lengths.assign(128, 1.0f);
-        state_.squares->push_back(std::move(one));
-      });
-    }
-    return *state_.squares;
-  }
-  /// Coefficients of squares: rows over their lengths, along the left directions; or back.
-  void turn_left(Span<float> all, bool back, Rounding rounding) {
-    auto& of = squares();
-    for_squares([&](const Tile& tile, std::size_t row, std::size_t number) {
-      Square& square = of[number];
-      const RowsOf<float> here{all.subspan(tile.coefficients + row * 128, 128 * 128), 128};
-      const RowsOf<float> place{room_.first(128 * 128), 128};
-      const RowsOf<const float> left{Span<const float>(square.left), 128};
-      if (!square.turned) {
-        for (std::size_t i = 0; i < 128; ++i)
-          for (std::size_t k = 0; k < 128; ++k) {
-            if (back) here.row(i)[k] *= square.lengths[i];
-            else here.row(i)[k] /= square.lengths[i];
-          }
-        return;
-      }
-      if (back) {
-        const RowsOf<float> columns{room_.subspan(128 * 128, 128 * 128), 128};
-        transpose_rows(step_.executor, 128, 128, left, columns);
-        multiply_rows(step_.executor, 128, 128, 128, read(columns), read(here), {}, place, rounding);
-        for (std::size_t i = 0; i < 128; ++i)
-          for (std::size_t k = 0; k < 128; ++k) here.row(i)[k] = place.row(i)[k] * square.lengths[i];
-      } else {
-        for (std::size_t i = 0; i < 128; ++i)
-          for (std::size_t k = 0; k < 128; ++k) here.row(i)[k] /= square.lengths[i];
-        multiply_rows(step_.executor, 128, 128, 128, left, read(here), {}, place, rounding);
-        copy(step_.executor, Span<const float>(place.values), here.values);
-      }
-    });
-  }
-  /// mean_ and own_ back from the left; new lengths and left directions from the mean.
-  void learn() {
-    turn_left(mean_, true, Rounding::same_bits);
-    turn_left(own_, true, Rounding::fused);
-    if (!left_.empty()) turn_left(left_, true, Rounding::fused);
-    auto& of = squares();
-    for_squares([&](const Tile& tile, std::size_t row, std::size_t number) {
-      Square& square = of[number];
-      const RowsOf<float> here{mean_.subspan(tile.coefficients + row * 128, 128 * 128), 128};
-      const bool first = square.sizes.empty();
-      if (first) square.sizes.assign(128, 0.0);
-      double all = 0;
-      static const double beta = std::getenv("TW_BETA") ? std::atof(std::getenv("TW_BETA")) : 0.95;
-      for (std::size_t i = 0; i < 128; ++i) {
-        double sum = 0;
-        for (std::size_t k = 0; k < 128; ++k)
-          sum += static_cast<double>(here.row(i)[k]) * static_cast<double>(here.row(i)[k]);
-        square.sizes[i] = first ? sum : beta * square.sizes[i] + (1 - beta) * sum;
-        all += square.sizes[i];
-      }
-      if (!(all > 0)) return;
-      const RowsOf<float> scaled{room_.first(128 * 128), 128};
-      const RowsOf<float> columns{room_.subspan(128 * 128, 128 * 128), 128};
-      std::vector<float> products(128 * 128);
-      for (std::size_t i = 0; i < 128; ++i) {
-        square.lengths[i] = static_cast<float>(std::sqrt(std::max(square.sizes[i], 1e-4 * all / 128) / 128));
-        for (std::size_t k = 0; k < 128; ++k) scaled.row(i)[k] = here.row(i)[k] / square.lengths[i];
-      }
-      if (!square.turned) return;
-      transpose_rows(step_.executor, 128, 128, read(scaled), columns);
-      const RowsOf<float> product{Span<float>(products), 128};
-      multiply_rows(step_.executor, 128, 128, 128, read(scaled), read(columns), {}, product,
-                    Rounding::same_bits);
-      for (std::size_t i = 0; i < products.size(); ++i)
-        square.products[i] = 0.95f * square.products[i] + products[i];
-      if (turns()) follow(step_.executor, 128, Span<float>(square.left), Span<const float>(square.products));
-    });
-  }
-  bool turns() const {
-    const auto steps = step_.index + 1;
-    return steps <= 8 || (steps <= 64 && steps % 4 == 0) || steps % 8 == 0;
-  }
-  static void follow(Executor& executor, std::size_t n, Span<float> directions, Span<const float> products) {
-    std::vector<float> turned(n * n);
-    multiply_rows(executor, n, n, n, {Span<const float>(directions), n}, {products, n}, {},
-                  {Span<float>(turned), n}, Rounding::same_bits);
-    orthonormalise(n, n, Span<float>(turned));
-    for (std::size_t k = 0; k < n; ++k) {
-      double sum = 0;
-      for (std::size_t j = 0; j < n; ++j) sum += static_cast<double>(turned[k * n + j]) * static_cast<double>(turned[k * n + j]);
-      if (!(sum > 0.9)) return;
-    }
-    std::copy(turned.begin(), turned.end(), directions.begin());
-  }
-  /// Right directions from the mean, which is in p_.
-  void learn_right() {
-    auto& all = state_.right_products;
-    if (!all) all = std::make_shared<std::vector<float>>(cut_.directions(), 0.0f);
-    const Floats next = std::make_shared<std::vector<float>>(*state_.directions);
-    cut_.for_each([&](const Tile& tile) {
-      if (!tile.turned) return;
-      const std::size_t n = tile.width;
-      const auto from = rows_of(p_, tile);
-      std::vector<float> scaled(tile.rows * n), columns(tile.rows * n), product(n * n);
-      for (std::size_t i = 0; i < tile.rows; ++i) {
-        double sum = 0;
-        for (std::size_t k = 0; k < n; ++k) sum += static_cast<double>(from.row(i)[k]) * static_cast<double>(from.row(i)[k]);
-        const auto factor = static_cast<float>(sum > 0 ? 1 / std::sqrt(sum) : 0);
-        for (std::size_t k = 0; k < n; ++k) scaled[i * n + k] = from.row(i)[k] * factor;
-      }
-      const RowsOf<const float> rows{Span<const float>(scaled), n};
-      const RowsOf<float> turned{Span<float>(columns), tile.rows};
-      transpose_rows(step_.executor, tile.rows, n, rows, turned);
-      multiply_rows(step_.executor, n, tile.rows, n, read(turned), rows, {}, {Span<float>(product), n}, Rounding::same_bits);
-      for (std::size_t i = 0; i < n * n; ++i) {
-        float& one = (*all)[tile.directions + i];
-        one = 0.9f * one + product[i];
-      }
-      if (turns()) follow(step_.executor, n, Span<float>(*next).subspan(tile.directions, n * n), Span<const float>(*all).subspan(tile.directions, n * n));
-    });
-    state_.directions = next;
-  }
   Span<float> in_host_memory(Span<float> values) const {
     if (step_.executor.memory() == Memory::host || values.empty()) return values;
     const auto host = step_.workspace.take<float>(values.size());
@@ -307,12 +176,61 @@ class KltStep {
   }
   /// Throws CorruptFrame where the mean's coefficients are larger than any that values within kLargest have.
   void require_within() {
-    if (add_within(step_.executor, mean_, {}, 64 * kLargest)) return;
+    if (add_within(step_.executor, mean_, {}, kLargestCoefficient)) return;
     throw CorruptFrame("frame refused: the mean of bucket " + std::to_string(bucket_) + " in step " +
                        std::to_string(step_.index) + " is larger than what ranks may send");
   }
+  LevelRules levels() const {
+    std::size_t groups = 0;
+    cut_.for_each([&](const Tile& tile) { tile.for_groups([&](const RowGroup&) { ++groups; }); });
+    const auto squares = step_.workspace.take<LevelSquare>(groups);
+    std::size_t next = 0;
+    cut_.for_each([&](const Tile& tile) {
+      tile.for_groups([&](const RowGroup& group) {
+        // Before lengths are known each block has a step of its own.
+        if (!has_lengths(group)) return;
+        squares[next++] = {
+            .first = (tile.coefficients + group.begin * tile.width) / kSteppedBlock,
+            .blocks = group.rows * tile.width / kSteppedBlock,
+            .order = group.turned ? order_of(group.rows, tile.width) : Span<const std::uint16_t>()};
+      });
+    });
+    LevelRules rules = rules_.levels;
+    rules.squares = squares.first(next);
+    rules.digest = crc32c(Span<const std::byte>(reinterpret_cast<const std::byte*>(learned_->data()),
+                                                learned_->size() * sizeof(float)));
+    return rules;
+  }
+  Span<const float> learned(std::size_t begin, std::size_t count) const {
+    return Span<const float>(*learned_).subspan(begin, count);
+  }
   RowsOf<const float> directions(const Tile& tile) const {
-    return {Span<const float>(*directions_).subspan(tile.directions, tile.squared()), tile.width};
+    return {learned(tile.learned, tile.squared()), tile.width};
+  }
+  RowsOf<const float> directions(const RowGroup& group) const {
+    return {learned(group.learned, group.squared()), group.rows};
+  }
+  /// A group's part of a vector as long as the coefficients.
+  static RowsOf<float> rows(Span<float> all, const Tile& tile, const RowGroup& group) {
+    return {all.subspan(tile.coefficients + group.begin * tile.width, group.rows * tile.width), tile.width};
+  }
+  bool has_lengths(const RowGroup& group) const {
+    const auto lengths = learned(group.lengths(), group.rows);
+    return std::ranges::any_of(lengths, [](float length) { return length > 0; });
+  }
+  /// The lengths of a group's rows in units of their root mean square; 1 where none has any.
+  Span<const float> relative_lengths(const RowGroup& group) {
+    const auto lengths = learned(group.lengths(), group.rows);
+    double squares = 0;
+    for (const float length : lengths) squares += static_cast<double>(length) * static_cast<double>(length);
+    const double unit = std::sqrt(squares / static_cast<double>(group.rows));
+    const auto relative = relative_.first(group.rows);
+    for (std::size_t i = 0; i < group.rows; ++i) {
+      relative[i] = unit > 0
+                        ? static_cast<float>(std::max(static_cast<double>(lengths[i]) / unit, kLeastLength))
+                        : 1.0f;
+    }
+    return relative;
   }
   /// The tile's part of a vector as long as the coefficients.
   static RowsOf<float> rows(Span<float> all, const Tile& tile) {
@@ -339,6 +257,7 @@ class KltStep {
       transpose_rows(step_.executor, tile.width, tile.width, directions(tile), columns);
       multiply_rows(step_.executor, tile.rows, tile.width, tile.width, rows_of(p_, tile), read(columns), {},
                     rows(own_, tile), Rounding::fused);
+      tile.for_groups([&](const RowGroup& group) { turn_group(group, rows(own_, tile, group), tile.width); });
     });
     // With the levels every rank hears of it.
     if (!within) mark_not_finite(step_.executor, own_);
@@ -353,12 +272,58 @@ class KltStep {
     return read(turned);
   }
 
+  /// Rows over their lengths, along the group's directions.
+  void turn_group(const RowGroup& group, RowsOf<float> here, std::size_t width) {
+    const auto lengths = relative_lengths(group);
+    const RowsOf<float> place{room_.first(here.values.size()), width};
+    for (std::size_t i = 0; i < group.rows; ++i) {
+      const float factor = 1.0f / lengths[i];
+      for (std::size_t k = 0; k < width; ++k) place.row(i)[k] = here.row(i)[k] * factor;
+    }
+    if (group.turned) {
+      multiply_rows(step_.executor, group.rows, group.rows, width, directions(group), read(place), {}, here,
+                    Rounding::fused);
+    } else {
+      std::ranges::copy(place.values, here.values.begin());
+    }
+  }
+  /// And back. Where it is the mean, its rows' lengths are learned.
+  void turn_group_back(const RowGroup& group, RowsOf<float> here, std::size_t width, bool is_mean) {
+    const auto lengths = relative_lengths(group);
+    RowsOf<const float> place = read(here);
+    if (group.turned) {
+      const RowsOf<float> columns{room_.first(group.squared()), group.rows};
+      transpose_rows(step_.executor, group.rows, group.rows, directions(group), columns);
+      const RowsOf<float> turned{room_.subspan(group.squared(), here.values.size()), width};
+      multiply_rows(step_.executor, group.rows, group.rows, width, read(columns), read(here), {}, turned,
+                    is_mean ? Rounding::same_bits : Rounding::fused);
+      place = read(turned);
+    }
+    const double keeps = std::min(kDecayOfLengths, 1 - 1 / static_cast<double>(step_.index + 1));
+    for (std::size_t i = 0; i < group.rows; ++i) {
+      double squares = 0;
+      for (std::size_t k = 0; k < width; ++k) {
+        here.row(i)[k] = place.row(i)[k] * lengths[i];
+        squares += static_cast<double>(here.row(i)[k]) * static_cast<double>(here.row(i)[k]);
+      }
+      if (!is_mean) continue;
+      float& length = next_[group.lengths() + i];
+      const double before = static_cast<double>(length) * static_cast<double>(length);
+      const double now = squares / static_cast<double>(width);
+      length = static_cast<float>(std::sqrt(before > 0 ? keeps * before + (1 - keeps) * now : now));
+    }
+  }
+
   /// residual = p - what was said, gradient = mean, both from coefficients.
   void turn_back() {
     const ResidualSpan left = step_.turn.write(residual_);
     const bool here = residual_.memory() == Memory::host;
     const Span<float> rest = here ? left.after : old_;
     cut_.for_each([&](const Tile& tile) {
+      tile.for_groups([&](const RowGroup& group) {
+        if (!rest.empty()) turn_group_back(group, rows(left_, tile, group), tile.width, false);
+        turn_group_back(group, rows(mean_, tile, group), tile.width, true);
+      });
       if (!rest.empty()) put(tile, left_, p_, rest, Rounding::fused);
       put(tile, mean_, {}, p_, Rounding::same_bits);
     });
@@ -390,70 +355,92 @@ class KltStep {
     if (tile.transposed) transpose_rows(step_.executor, tile.rows, tile.width, read(place), target);
   }
 
-  /// New directions, the same on all ranks. own_ has no meaning afterwards. Collective.
-  Floats find_all_directions() {
-    const auto words = step_.workspace.take<std::uint64_t>(cut_.words());
-    std::ranges::fill(words, 0);
-    const Span<std::uint16_t> said{reinterpret_cast<std::uint16_t*>(words.data()), cut_.directions()};
-    const auto world = static_cast<std::size_t>(step_.communicator.size());
-    std::size_t number = bucket_;
-    cut_.for_each([&](const Tile& tile) {
-      if (!tile.turned) return;
-      const bool mine = number++ % world == static_cast<std::size_t>(step_.communicator.rank());
-      if (mine) find_directions(tile, said.subspan(tile.directions, tile.squared()));
-    });
-    all_reduce_or(step_, words);
-    step_.report.formula_bytes += step_.communicator.ring_sent_bytes(words.size(), kBytesOfWord);
-    Floats found = unused_room();
-    decode_half(step_.executor, HalfFormat::bf16, said, Span<float>(*found));
-    const std::string wrong = wrong_length(cut_, *found);
-    if (wrong.empty()) return found;
-    throw CorruptFrame("directions refused: " + wrong + " (bucket " + std::to_string(bucket_) + ")");
-  }
-
   /// What undo_step() may return to is in use.
   Floats unused_room() const {
-    if (!state_.room) return std::make_shared<std::vector<float>>(cut_.directions());
+    if (!state_.room) return std::make_shared<std::vector<float>>(cut_.learned());
     for (const Floats& one : *state_.room) {
       if (one.use_count() == 1) return one;
     }
-    return state_.room->emplace_back(std::make_shared<std::vector<float>>(cut_.directions()));
+    return state_.room->emplace_back(std::make_shared<std::vector<float>>(cut_.learned()));
   }
 
-  /// Eigenvectors of what the rows of own_ have in common, by descending share, as elements of the tile.
-  void find_directions(const Tile& tile, Span<std::uint16_t> found) {
-    const std::size_t n = tile.width;
-    const auto values = rows(own_, tile);
-    // Each row counts as much as any other, since each has a step of its own.
-    for (std::size_t i = 0; i < tile.rows; ++i) {
+  /// What the mean's coefficients have in common, and directions from that. own_ has no meaning afterwards.
+  void learn() {
+    const bool turns = rules_.turns(step_.index);
+    cut_.for_each([&](const Tile& tile) {
+      if (!tile.turned) return;
+      const RowsOf<float> scaled = scale_rows(tile);
+      const RowsOf<float> columns{turned_.first(tile.elements()), tile.rows};
+      transpose_rows(step_.executor, tile.rows, tile.width, read(scaled), columns);
+      add_products(tile.width, tile.rows, read(columns), read(scaled), tile.learned);
+      if (turns) turn_directions(tile.width, tile.learned);
+      tile.for_groups([&](const RowGroup& group) {
+        if (!group.turned) return;
+        const std::size_t begin = group.begin * tile.width;
+        const RowsOf<const float> own{scaled.values.subspan(begin, group.rows * tile.width), tile.width};
+        const RowsOf<const float> across{
+            columns.values.subspan(group.begin, columns.values.size() - group.begin), tile.rows};
+        add_products(group.rows, tile.width, own, across, group.learned);
+        if (turns) turn_directions(group.rows, group.learned);
+      });
+    });
+  }
+
+  /// The mean's coefficients, each row as if it had length 1, and those of a group together.
+  RowsOf<float> scale_rows(const Tile& tile) {
+    const RowsOf<float> scaled = rows(own_, tile);
+    const RowsOf<float> from = rows(mean_, tile);
+    std::size_t next = 0;
+    const auto scale = [&](std::size_t count) {
       double squares = 0;
-      for (std::size_t k = 0; k < n; ++k) {
-        squares += static_cast<double>(values.row(i)[k]) * static_cast<double>(values.row(i)[k]);
+      const auto values = from.values.subspan(next * tile.width, count * tile.width);
+      for (const float value : values) squares += static_cast<double>(value) * static_cast<double>(value);
+      const double factor = squares > 0 ? std::sqrt(static_cast<double>(count) / squares) : 0;
+      const auto target = scaled.values.subspan(next * tile.width, count * tile.width);
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        target[i] = static_cast<float>(static_cast<double>(values[i]) * factor);
       }
-      const double factor = squares > 0 ? 1 / std::sqrt(squares) : 0;
-      for (std::size_t k = 0; k < n; ++k) {
-        values.row(i)[k] = static_cast<float>(static_cast<double>(values.row(i)[k]) * factor);
-      }
-    }
-    const RowsOf<float> columns{turned_.first(tile.elements()), tile.rows};
-    transpose_rows(step_.executor, tile.rows, n, read(values), columns);
-    const RowsOf<float> products{room_.first(n * n), n};
-    multiply_rows(step_.executor, n, tile.rows, n, read(columns), read(values), {}, products,
-                  Rounding::fused);
+      next += count;
+    };
+    tile.for_groups([&](const RowGroup& group) {
+      if (group.turned) scale(group.rows);
+    });
+    while (next < tile.rows) scale(1);
+    return scaled;
+  }
+
+  /// Adds a [n x inner] by b [inner x n] to the products behind the n directions that begin there.
+  void add_products(std::size_t n, std::size_t inner, RowsOf<const float> a, RowsOf<const float> b,
+                    std::size_t begin) {
+    const auto products = next_.subspan(begin + n * n, n * n);
+    scale(step_.executor, products, kDecay);
+    multiply_rows(step_.executor, n, inner, n, a, b, {Span<const float>(products), n}, {products, n},
+                  Rounding::same_bits);
+  }
+
+  /// Turns n directions so that their products are those of eigenvectors, by falling size.
+  void turn_directions(std::size_t n, std::size_t begin) {
+    const auto directions = next_.subspan(begin, n * n);
+    const auto products = next_.subspan(begin + n * n, n * n);
+    const auto matrix = matrix_.first(n * n);
+    const auto vectors = vectors_.first(n * n);
     for (std::size_t i = 0; i < n; ++i) {
       for (std::size_t k = 0; k < n; ++k) {
-        matrix_[i * n + k] =
-            (static_cast<double>(products.row(i)[k]) + static_cast<double>(products.row(k)[i])) / 2;
+        matrix[i * n + k] =
+            (static_cast<double>(products[i * n + k]) + static_cast<double>(products[k * n + i])) / 2;
       }
     }
-    symmetric_eigenvectors(n, matrix_.first(n * n), vectors_.first(n * n), kTolerance);
-    const RowsOf<float> eigenvectors{products.values, n};
-    for (std::size_t i = 0; i < n * n; ++i) eigenvectors.values[i] = static_cast<float>(vectors_[i]);
+    symmetric_eigenvectors(n, matrix, vectors, kTolerance);
+    const RowsOf<float> turns{room_.first(n * n), n};
+    for (std::size_t i = 0; i < n * n; ++i) {
+      turns.values[i] = static_cast<float>(vectors[i]);
+      products[i] = i % (n + 1) == 0 ? static_cast<float>(matrix[i]) : 0.0f;
+    }
     const RowsOf<float> turned{room_.subspan(n * n, n * n), n};
-    multiply_rows(step_.executor, n, n, n, read(eigenvectors), directions(tile), {}, turned, Rounding::fused);
-    // Rounded, they drift from being orthonormal a little each time.
-    orthonormalise(n, n, turned.values);
-    encode_half(step_.executor, HalfFormat::bf16, turned.values, {}, found);
+    multiply_rows(step_.executor, n, n, n, read(turns), {Span<const float>(directions), n}, {}, turned,
+                  Rounding::same_bits);
+    if ((step_.index + 1) % kStepsOfDrift == 0) orthonormalise(n, n, turned.values);
+    std::ranges::copy(turned.values, directions.begin());
   }
 
   static constexpr std::size_t kRange = std::size_t{1} << 16;
@@ -465,7 +452,8 @@ class KltStep {
   Step& step_;
   TileCut<Step> cut_;
   State& state_;
-  Floats directions_{};  // of this step
+  Floats learned_{};    // by this step's begin
+  Span<float> next_{};  // and by its end
   Span<float> p_ = in_host_memory(gradient_);
   Span<float> old_ = in_host_memory(residual_);
   Span<float> own_ = coefficients();
@@ -473,7 +461,8 @@ class KltStep {
   Span<float> left_ = residual_.empty() ? Span<float>() : coefficients();  // see run()
   Span<float> turned_ = step_.workspace.take<float>(cut_.largest());
   Span<float> room_ = step_.workspace.take<float>(2 * kMostTileWidth * kMostTileWidth);
-  // Of find_directions().
+  Span<float> relative_ = step_.workspace.take<float>(kMostTileWidth);
+  // Of turn_directions().
   Span<double> matrix_ = step_.workspace.take<double>(kMostTileWidth * kMostTileWidth);
   Span<double> vectors_ = step_.workspace.take<double>(kMostTileWidth * kMostTileWidth);
 };
@@ -489,19 +478,17 @@ class Klt final : public Synchronizer {
   std::uint64_t payload_bytes(const Workload& workload) const override {
     if (workload.world_size == 1) return 0;
     const TileCut<Workload> cut(workload, workload.elements);
-    const std::uint64_t levels =
-        level_average_bytes(cut.coefficients(), static_cast<std::size_t>(workload.world_size),
-                            static_cast<std::size_t>(workload.rank), rules_.levels, bits_);
-    return levels + (rules_.renews(workload.step) ? workload.ring_sent_bytes(cut.words(), kBytesOfWord) : 0);
+    return level_average_bytes(cut.coefficients(), static_cast<std::size_t>(workload.world_size),
+                               static_cast<std::size_t>(workload.rank), rules_.levels, bits_);
   }
 
   void save(BucketWriter& writer) const override {
     states_.for_each([&](BucketId bucket, const State& state) {
-      if (!state.directions) return;
-      const auto all = Span<const float>(*state.directions);
+      if (!state.learned) return;
+      const auto all = Span<const float>(*state.learned);
       std::size_t begin = 0;
       for (const auto& [parameter, end] : *state.ends) {
-        writer.array(kDirections, bucket, parameter, all.subspan(begin, end - begin));
+        writer.array(kLearned, bucket, parameter, all.subspan(begin, end - begin));
         begin = end;
       }
     });
@@ -514,20 +501,20 @@ class Klt final : public Synchronizer {
       const TileCut<SavedParameters> cut(parameters, reader.bucket_elements(bucket));
       const auto ends = ends_of(cut);
       // A parameter that has none was of a bucket without steps: it begins with the axes.
-      std::vector<float> directions = axes_of(cut);
+      std::vector<float> learned = nothing_learned(cut);
       bool found = false;
       std::size_t begin = 0;
       for (const auto& [parameter, end] : ends) {
-        const auto part = Span<float>(directions).subspan(begin, end - begin);
-        found = reader.array(kDirections, bucket, parameter, part) || found;
+        const auto part = Span<float>(learned).subspan(begin, end - begin);
+        found = reader.array(kLearned, bucket, parameter, part) || found;
         begin = end;
       }
       if (!found) continue;
-      const std::string wrong = wrong_length(cut, directions);
+      const std::string wrong = wrong_in(cut, learned);
       if (!wrong.empty()) {
         throw std::runtime_error("the state's directions of bucket " + std::to_string(bucket) + ": " + wrong);
       }
-      loaded[bucket] = State{{}, {}, std::make_shared<std::vector<float>>(std::move(directions)),
+      loaded[bucket] = {std::make_shared<std::vector<float>>(std::move(learned)),
                         std::make_shared<std::vector<Floats>>(),
                         std::make_shared<std::map<std::size_t, std::size_t>>(ends)};
     }
@@ -554,21 +541,17 @@ SystemInfo klt_info() {
   info.formula =
       "at most what ecsq sends of normal values with as large a step, each parameter filled up to whole "
       "blocks "
-      "of 128; each time that directions are found 2(W-1)/W * 2 bytes for each of their elements, at most "
-      "128 "
-      "for each element of a matrix's shorter side";
+      "of 128";
   info.feedback_default = true;
-  info.state = {kDirections};
+  info.state = {kLearned};
   info.undoes_steps = true;
   info.turns_residual = true;
-  info.options = {{"sides", "1", "sides that are turned, 1 or 2"},
-                  {"step", "0.3", "between levels, in units of the root mean square of a row, 0.05 to 16"},
-                  {"every", "50", "steps from one set of directions to the next, 1 to 1000000"}};
+  info.options = {{"step", "0.3", "between levels, in units of the root mean square of a row, 0.05 to 16"},
+                  {"every", "8", "steps from one turn of the directions to the next, 1 to 1000000"}};
   info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
     KltRules rules;
     rules.levels.step = options.real("step", 0.05, 16);
     rules.levels.by_place = true;
-    rules.both = options.integer("sides", 1, 2) == 2;
     rules.every = static_cast<std::uint64_t>(options.integer("every", 1, 1'000'000));
     return std::make_unique<Klt>(rules);
   };

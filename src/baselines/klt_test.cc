@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <limits>
 #include <sstream>
@@ -125,29 +126,98 @@ TEST(Klt, WhatLiesNearFewDirectionsTakesFewerBytes) {
 }
 
 TEST(Klt, EveryRowIsOffByItsOwnSize) {
-  // Rows a thousand times apart.
-  const BucketLayout layout = {{"matrix", 512 * 32, 512}};
-  run_in_process(2, [&](Communicator& communicator) {
-    Session session("klt:feedback=off", communicator);
-    session.add_bucket(layout);
-    for (int step = 0; step < 6; ++step) {
-      auto gradient = gradient_of(layout, 0, step);  // the same on both ranks
-      for (std::size_t i = 0; i < gradient.size(); ++i) gradient[i] *= i / 32 % 8 < 4 ? 1.0f : 1e-3f;
-      const auto exact = gradient;
-      session.synchronize(0, gradient);
-      // Four rows share a block of levels, and so a step.
-      for (std::size_t begin = 0; begin < exact.size(); begin += 4 * 32) {
-        double size = 0;
-        double off = 0;
-        for (std::size_t i = begin; i < begin + 4 * 32; ++i) {
-          size += static_cast<double>(exact[i]) * static_cast<double>(exact[i]);
-          off += static_cast<double>(exact[i] - gradient[i]) * static_cast<double>(exact[i] - gradient[i]);
+  for (const BucketLayout& layout : {BucketLayout{{"table", 512 * 32, 512}}, {{"matrix", 128 * 32, 128}}}) {
+    run_in_process(2, [&](Communicator& communicator) {
+      Session session("klt:feedback=off", communicator);
+      session.add_bucket(layout);
+      for (int step = 0; step < 20; ++step) {
+        // Rows a thousand times apart, the same on both ranks.
+        auto gradient = normal_values(elements_of(layout), static_cast<std::uint32_t>(step + 1));
+        for (std::size_t i = 0; i < gradient.size(); ++i) gradient[i] *= i / 32 % 8 < 4 ? 1.0f : 1e-3f;
+        const auto exact = gradient;
+        session.synchronize(0, gradient);
+        // Four rows share a block of levels before their lengths are known.
+        for (std::size_t begin = 0; begin < exact.size(); begin += 4 * 32) {
+          double size = 0;
+          double off = 0;
+          for (std::size_t i = begin; i < begin + 4 * 32; ++i) {
+            const auto value = static_cast<double>(exact[i]);
+            size += value * value;
+            off += (value - static_cast<double>(gradient[i])) * (value - static_cast<double>(gradient[i]));
+          }
+          EXPECT_LT(std::sqrt(off), 0.25 * std::sqrt(size)) << step << ", " << begin / 32;
         }
-        EXPECT_LT(std::sqrt(off), 0.25 * std::sqrt(size)) << begin / 32;
+        session.next_step();
       }
+    });
+  }
+}
+
+/// Bytes of a matrix's later steps. It lies near 8 directions on either side; `flips` gives each row another
+/// sign in each step, so that rows have nothing in common with each other any more.
+std::uint64_t bytes_of_both_sides(bool flips) {
+  constexpr std::size_t kSide = 128;
+  std::uint64_t bytes = 0;
+  run_in_process(2, [&](Communicator& communicator) {
+    Session session("klt", communicator);
+    session.add_bucket({{"matrix", kSide * kSide, kSide}});
+    for (int step = 0; step < 40; ++step) {
+      const auto seed = static_cast<std::uint32_t>(3 * (2 * step + communicator.rank()));
+      const auto inner = normal_values(64, seed);
+      const auto signs = normal_values(kSide, seed + 1);
+      auto gradient = normal_values(kSide * kSide, seed + 2);
+      for (std::size_t i = 0; i < gradient.size(); ++i) {
+        const auto row = static_cast<float>(i / kSide);
+        const auto column = static_cast<float>(i % kSide);
+        for (std::size_t k = 0; k < 64; ++k) {
+          gradient[i] += 6.0f * inner[k] * std::sin(0.1f * (static_cast<float>(k / 8) + 1) * row) *
+                         std::sin(0.1f * (static_cast<float>(k % 8) + 1) * column);
+        }
+        if (flips && signs[i / kSide] < 0) gradient[i] = -gradient[i];
+      }
+      const StepReport report = session.synchronize(0, gradient);
+      if (communicator.rank() == 0 && step >= 30) bytes += report.formula_bytes;
       session.next_step();
     }
   });
+  return bytes;
+}
+
+TEST(Klt, BothSidesAreTurned) {
+
+  EXPECT_LT(10 * bytes_of_both_sides(false), 8 * bytes_of_both_sides(true));
+}
+
+TEST(Klt, RanksThatHaveLearnedOtherThingsAreRefused) {
+  const BucketLayout layout = {{"matrix", 128 * 16, 128}};
+  std::array<std::stringstream, 2> files;
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    run_in_process(1, [&](Communicator& communicator) {
+      Session session("klt", communicator);
+      session.add_bucket(layout);
+      auto gradient = normal_values(128 * 16, static_cast<std::uint32_t>(rank + 1));
+      session.synchronize(0, gradient);
+      session.next_step();
+      StateWriter writer;
+      session.save(writer);
+      writer.write(files[rank]);
+    });
+  }
+  std::array<std::string, 2> errors;
+  run_in_process(2, [&](Communicator& communicator) {
+    const auto rank = static_cast<std::size_t>(communicator.rank());
+    Session session("klt", communicator);
+    session.add_bucket(layout);
+    session.load(StateReader(files[rank]));
+    auto gradient = normal_values(128 * 16, 3);
+    try {
+      session.synchronize(0, gradient);
+    } catch (const std::exception& error) {
+      errors[rank] = error.what();
+    }
+  });
+  EXPECT_NE((errors[0] + errors[1]).find("no longer have the same directions"), std::string::npos)
+      << "[" << errors[0] << "] [" << errors[1] << "]";
 }
 
 TEST(Klt, ATrainingResumesBitForBit) {
@@ -248,7 +318,8 @@ TEST(Klt, AStateWithoutLengthsOfOneIsRefused) {
       session.add_bucket(layout);
       session.save(writer);
       const std::vector<BucketLayout> layouts = {layout};
-      const std::vector<float> wrong(256, value);
+      // 16 directions of rows, and among these 32, 16 and 8; each with their products and lengths of rows.
+      const std::vector<float> wrong(2 * (256 + 1024 + 256 + 64) + 32 + 16 + 8, value);
       BucketWriter(writer, layouts).array({.name = "klt_directions"}, 0, 0, Span<const float>(wrong));
       try {
         session.load(StateReader(std::move(writer)));

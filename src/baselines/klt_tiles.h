@@ -1,8 +1,9 @@
 #pragma once
-// How klt cuts a bucket into tiles, whose rows have directions of their own, and what it has of these.
+// How klt cuts a bucket into tiles, whose rows have directions of their own, and what it has learned of these.
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -15,12 +16,27 @@
 
 namespace thinwire {
 
+/// Of tiles and of groups of rows.
 inline constexpr std::size_t kMostTileWidth = 128;
-/// Directions travel as 16-bit floats in words.
-inline constexpr std::uint64_t kBytesOfWord = sizeof(std::uint64_t);
-inline constexpr std::size_t kHalvesOfWord = kBytesOfWord / sizeof(std::uint16_t);
+/// A matrix with more rows than so many times its columns is a table. Few of its rows have large gradients at
+/// the same time, so they have no directions among each other.
+inline constexpr std::size_t kMostRowsPerColumn = 6;
 
-/// A part of a parameter whose rows have directions of their own.
+/// Rows of a tile that share a step. What is learned of them: where they have directions among each other,
+/// these, one to a row [rows * rows], and what coefficients along them have in common [rows * rows]; then each
+/// row's length [rows].
+struct RowGroup {
+  std::size_t begin = 0;  ///< Its first row.
+  std::size_t rows = 0;   ///< A power of two.
+  bool turned = false;    ///< Whether they have directions among each other.
+  std::size_t learned = 0;
+
+  std::size_t squared() const { return turned ? rows * rows : 0; }
+  std::size_t lengths() const { return learned + 2 * squared(); }  ///< Where they begin.
+};
+
+/// A part of a parameter whose rows have directions of their own. What is learned of it: these, one to a row
+/// [width * width]; what rows have in common along them [width * width]; then of each of its groups.
 struct Tile {
   std::size_t parameter = 0;
   std::size_t begin = 0;    ///< Of its first element in the bucket.
@@ -29,11 +45,31 @@ struct Tile {
   std::size_t rows = 1;
   std::size_t width = 0;
   bool turned = false;           ///< Without: one row, and no directions.
+  bool table = false;            ///< Its rows have no directions among each other.
   std::size_t coefficients = 0;  ///< Where they begin: at a whole block.
-  std::size_t directions = 0;    ///< Where they begin.
+  std::size_t learned = 0;       ///< Where it begins.
 
   std::size_t elements() const { return rows * width; }
   std::size_t squared() const { return turned ? width * width : 0; }
+
+  /// body(group), from the first rows on. Each is whole blocks of coefficients. Rows that are left over
+  /// belong to none. Returns where what is learned of the tile ends.
+  template <class Body>
+  std::size_t for_groups(Body&& body) const {
+    std::size_t next = learned + 2 * squared();
+    for (std::size_t row = 0; turned && row < rows;) {
+      const std::size_t size = std::min(kMostTileWidth, std::bit_floor(rows - row));
+      if (size < 2 || size * width < kSteppedBlock) break;
+      const RowGroup group{row, size, !table, next};
+      body(group);
+      next = group.lengths() + size;
+      row += size;
+    }
+    return next;
+  }
+  std::size_t learned_end() const {
+    return for_groups([](const RowGroup&) {});
+  }
 };
 
 /// How a bucket is cut into tiles. Parameters: a Step or a Workload.
@@ -44,7 +80,7 @@ class TileCut {
     for_each([&](const Tile& tile) {
       coefficients_ = after(tile);
       largest_ = std::max(largest_, tile.turned ? tile.elements() : 0);
-      directions_ = tile.directions + tile.squared();
+      learned_ = tile.learned_end();
     });
   }
 
@@ -54,10 +90,10 @@ class TileCut {
     Tile next;
     const auto add = [&](Tile tile) {
       tile.coefficients = next.coefficients;
-      tile.directions = next.directions;
+      tile.learned = next.learned;
       body(static_cast<const Tile&>(tile));
       next.coefficients = after(tile);
-      next.directions += tile.squared();
+      next.learned = tile.learned_end();
     };
     const auto ends = parameters_.parameter_ends;
     const auto rows = parameters_.parameter_rows;
@@ -70,9 +106,8 @@ class TileCut {
   }
 
   std::size_t coefficients() const { return coefficients_; }  ///< With what fills up blocks.
-  std::size_t directions() const { return directions_; }      ///< Floats of them.
+  std::size_t learned() const { return learned_; }            ///< Floats of it.
   std::size_t largest() const { return largest_; }  ///< Elements of the largest tile with directions.
-  std::size_t words() const { return (directions_ + kHalvesOfWord - 1) / kHalvesOfWord; }
 
  private:
   static std::size_t after(const Tile& tile) {
@@ -97,7 +132,8 @@ class TileCut {
            .transposed = transposed,
            .rows = std::max(rows, columns),
            .width = width,
-           .turned = true});
+           .turned = true,
+           .table = std::max(rows, columns) > kMostRowsPerColumn * shorter});
       first += width;
     }
   }
@@ -105,38 +141,50 @@ class TileCut {
   const Parameters& parameters_;
   std::size_t elements_;
   std::size_t coefficients_ = 0;
-  std::size_t directions_ = 0;
+  std::size_t learned_ = 0;
   std::size_t largest_ = 0;
 };
 
-/// Where the directions of each parameter end, by its position; others have none.
+/// Where what is learned of each parameter ends, by its position; others have none.
 template <class Parameters>
 std::map<std::size_t, std::size_t> ends_of(const TileCut<Parameters>& cut) {
   std::map<std::size_t, std::size_t> ends;
   cut.for_each([&](const Tile& tile) {
-    if (tile.turned) ends[tile.parameter] = tile.directions + tile.squared();
+    if (tile.turned) ends[tile.parameter] = tile.learned_end();
   });
   return ends;
 }
 
-/// What a bucket begins with.
-template <class Parameters>
-std::vector<float> axes_of(const TileCut<Parameters>& cut) {
-  std::vector<float> axes(cut.directions(), 0.0f);
+/// body(n, directions) for each set of n directions: where it begins.
+template <class Parameters, class Body>
+void for_directions(const TileCut<Parameters>& cut, Body&& body) {
   cut.for_each([&](const Tile& tile) {
-    for (std::size_t k = 0; tile.turned && k < tile.width; ++k)
-      axes[tile.directions + k * (tile.width + 1)] = 1;
+    if (!tile.turned) return;
+    body(tile, tile.width, tile.learned);
+    tile.for_groups([&](const RowGroup& group) {
+      if (group.turned) body(tile, group.rows, group.learned);
+    });
   });
-  return axes;
 }
 
-/// Which direction's length is not near 1; empty: none's.
+/// What a bucket begins with: the axes, and nothing in common.
 template <class Parameters>
-std::string wrong_length(const TileCut<Parameters>& cut, const std::vector<float>& directions) {
+std::vector<float> nothing_learned(const TileCut<Parameters>& cut) {
+  std::vector<float> learned(cut.learned(), 0.0f);
+  for_directions(cut, [&](const Tile&, std::size_t n, std::size_t begin) {
+    for (std::size_t k = 0; k < n; ++k) learned[begin + k * (n + 1)] = 1;
+  });
+  return learned;
+}
+
+/// What cannot have been learned: a direction whose length is not near 1, or a value that is not finite;
+/// empty: nothing.
+template <class Parameters>
+std::string wrong_in(const TileCut<Parameters>& cut, const std::vector<float>& learned) {
   std::string wrong;
-  cut.for_each([&](const Tile& tile) {
-    for (std::size_t k = 0; tile.turned && k < tile.width; ++k) {
-      const auto one = Span<const float>(directions).subspan(tile.directions + k * tile.width, tile.width);
+  for_directions(cut, [&](const Tile& tile, std::size_t n, std::size_t begin) {
+    for (std::size_t k = 0; k < n; ++k) {
+      const auto one = Span<const float>(learned).subspan(begin + k * n, n);
       double squares = 0;
       for (const float value : one) squares += static_cast<double>(value) * static_cast<double>(value);
       if (squares > 0.9 && squares < 1.1) continue;
@@ -144,6 +192,9 @@ std::string wrong_length(const TileCut<Parameters>& cut, const std::vector<float
               " has the squared length " + std::to_string(squares) + ", expected 1";
     }
   });
+  if (wrong.empty() && std::ranges::any_of(learned, [](float value) { return !std::isfinite(value); })) {
+    wrong = "a value is not finite";
+  }
   return wrong;
 }
 

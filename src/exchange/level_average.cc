@@ -2,12 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "exchange/payload_messages.h"
 #include "exchange/shard_exchange.h"
@@ -29,20 +26,8 @@ constexpr std::size_t kRun = 32;
 
 /// Steps of blocks whose sums of squares are `norms`. Where these are 0, so is every level. Squares of values
 /// below about 1e-22 are 0 in float32, so such values wait in the residual. scales: written.
-float choose_steps(const LevelRules& rules, std::size_t elements, Span<float> norms,
-                   Span<std::uint8_t> scales, Span<const std::uint16_t> marks) {
-  for (std::size_t begin = 0; begin < marks.size();) {
-    std::size_t end = begin + 1;
-    if (marks[begin] != 0) {
-      while (end < marks.size() && marks[end] == marks[end - 1] + 1) ++end;
-      double sum = 0;
-      static const double cap = std::getenv("TW_CAP") ? std::atof(std::getenv("TW_CAP")) : 4;
-      for (std::size_t i = begin; i < end; ++i)
-        sum += marks[begin] > 1000 ? std::min(static_cast<double>(norms[i]), cap * 128) : static_cast<double>(norms[i]);
-      for (std::size_t i = begin; i < end; ++i) norms[i] = static_cast<float>(sum / static_cast<double>(end - begin));
-    }
-    begin = end;
-  }
+float choose_steps(const LevelRules& rules, std::size_t elements, Span<const float> norms,
+                   Span<std::uint8_t> scales) {
   double squares = 0;
   double largest = 0;
   for (const float norm : norms) {
@@ -70,9 +55,49 @@ float choose_steps(const LevelRules& rules, std::size_t elements, Span<float> no
   return static_cast<float>(step);
 }
 
+/// Blocks of an owner's part: of a square, or between squares.
+struct SharedBlocks {
+  std::size_t begin = 0;
+  std::size_t end = 0;
+  const LevelSquare* square = nullptr;  ///< Null: of none.
+
+  bool has_order() const { return square != nullptr && !square->order.empty(); }
+};
+
+/// body(SharedBlocks) for the blocks [first, last) of the vector, in order. No square has a part of its blocks
+/// there.
+template <class Body>
+void for_shared(Span<const LevelSquare> squares, std::size_t first, std::size_t last, Body&& body) {
+  std::size_t at = first;
+  for (const LevelSquare& square : squares) {
+    if (square.first < first || square.first >= last) continue;
+    if (at < square.first) body(SharedBlocks{at - first, square.first - first, nullptr});
+    at = square.first + square.blocks;
+    body(SharedBlocks{square.first - first, at - first, &square});
+  }
+  if (at < last) body(SharedBlocks{at - first, last - first, nullptr});
+}
+
 /// Elements that no two owners share.
 std::size_t run_of(const LevelRules& rules) {
   return rules.by_place ? kSteppedBlock : 1;
+}
+
+/// Where owners' parts begin, and the last one ends: [world + 1]. A square has one owner.
+Span<const std::size_t> begins_of_parts(std::size_t elements, std::size_t world, const LevelRules& rules,
+                                        Step& step) {
+  const auto begins = step.workspace.take<std::size_t>(world + 1);
+  for (std::size_t owner = 0; owner < world; ++owner) {
+    begins[owner] = shard_of(elements, world, owner, run_of(rules)).begin;
+    for (const LevelSquare& square : rules.squares) {
+      const std::size_t begin = square.first * kSteppedBlock;
+      const std::size_t end = begin + square.blocks * kSteppedBlock;
+      if (begins[owner] <= begin || begins[owner] >= end) continue;
+      begins[owner] = begins[owner] - begin < end - begins[owner] ? begin : end;
+    }
+  }
+  begins[world] = elements;
+  return begins;
 }
 
 /// Share of a normal distribution below x.
@@ -100,6 +125,7 @@ class LevelAverage {
         rules_(rules),
         up_(bucket, kLevelsUpTag, step),
         down_(bucket, kLevelsDownTag, step),
+        begins_(begins_of_parts(gradient.size(), world(), rules, step)),
         own_(step.workspace.take<Part>(world())),
         results_(step.workspace.take<Part>(world())) {
     std::size_t most = 0;
@@ -127,8 +153,8 @@ class LevelAverage {
  private:
   /// Steps and levels of one owner's part.
   struct Part {
-    float step = 0;
     std::size_t owner = 0;
+    float step = 0;
     Span<std::uint8_t> scales{};
     Span<std::int16_t> levels{};
 
@@ -137,25 +163,38 @@ class LevelAverage {
 
   std::size_t world() const { return std::max<std::size_t>(1, up_.world()); }
   std::size_t self() const { return up_.self(); }
-  Shard shard(std::size_t owner) const { return shard_of(gradient_.size(), world(), owner, run_of(rules_)); }
+  Shard shard(std::size_t owner) const { return {begins_[owner], begins_[owner + 1]}; }
   template <class T>
   T shard_in(T all, std::size_t owner) const {
     return all.subspan(shard(owner).begin, shard(owner).size());
   }
   Part part_of(std::size_t owner) const {
     const std::size_t count = shard(owner).size();
-    return {.owner = owner, .scales = step_.workspace.take<std::uint8_t>(stepped_blocks(count)),
+    return {.owner = owner,
+            .scales = step_.workspace.take<std::uint8_t>(stepped_blocks(count)),
             .levels = step_.workspace.take<std::int16_t>(count)};
   }
 
-  Span<const std::uint16_t> squares_of(std::size_t owner) const {
-    if (rules_.squares.empty()) return {};
-    return rules_.squares.subspan(shard(owner).begin / kSteppedBlock, stepped_blocks(shard(owner).size()));
+  template <class Body>
+  void for_shared_of(std::size_t owner, Body&& body) const {
+    const std::size_t first = shard(owner).begin / kSteppedBlock;
+    for_shared(rules_.squares, first, first + stepped_blocks(shard(owner).size()), body);
   }
+
   /// Returns whether all values are finite, also `times` as large; without meaning otherwise.
   bool round(Span<const float> values, Span<const float> residual, double times, Part& part) {
     const auto norms = norms_.first(part.scales.size());
     block_norms(step_.executor, values, residual, kSteppedBlock, norms);
+    for_shared_of(part.owner, [&](const SharedBlocks& blocks) {
+      if (blocks.square == nullptr) return;
+      const auto shared = norms.subspan(blocks.begin, blocks.end - blocks.begin);
+      double sum = 0;
+      for (const float norm : shared) {
+        sum += blocks.has_order() ? static_cast<double>(norm) : std::sqrt(static_cast<double>(norm));
+      }
+      const double mean = sum / static_cast<double>(shared.size());
+      std::ranges::fill(shared, static_cast<float>(blocks.has_order() ? mean : mean * mean));
+    });
     if (std::ranges::any_of(norms, [](float norm) { return !std::isfinite(norm); })) {
       // Squares overflow where values do not.
       const float largest = largest_magnitude(step_.executor, values, residual);
@@ -163,7 +202,7 @@ class LevelAverage {
       std::ranges::fill(part.scales, kUnitScale);
       part.step = static_cast<float>(static_cast<double>(largest) / kMostLevel);
     } else {
-      part.step = choose_steps(rules_, values.size(), norms, part.scales, squares_of(part.owner));
+      part.step = choose_steps(rules_, values.size(), norms, part.scales);
     }
     round_to_levels(step_.executor, part.said().steps, rules_.up, values, residual, part.levels);
     return true;
@@ -189,47 +228,33 @@ class LevelAverage {
     return sizeof(float) + part.scales.size() + part.scales.size() % 2;
   }
 
-  /// The order in which levels travel, and back. Behind the last square of 128 blocks they stay as they are.
-  void order_by_place(Span<const std::int16_t> levels, Span<std::int16_t> placed,
-                      Span<const std::uint16_t> squares, bool back) const {
-    if (squares.empty()) return order_square(levels, placed);
-    for (std::size_t begin = 0; begin < squares.size();) {
-      std::size_t end = begin + 1;
-      if (squares[begin] == 0) {
-        while (end < squares.size() && squares[end] == 0) ++end;
-      } else {
-        while (end < squares.size() && squares[end] == squares[end - 1] + 1) ++end;
-      }
-      const std::size_t first = begin * kSteppedBlock;
-      const std::size_t count = std::min(levels.size(), end * kSteppedBlock) - first;
-      if (squares[begin] == 0 || squares[begin] > 1000) {
-        order_square(levels.subspan(first, count), placed.subspan(first, count));
-      } else {
-        const std::size_t row = squares[begin] - 1u;
-        std::size_t at = 0;
-        for (const std::uint16_t place : zigzag()) {
-          const std::size_t i = place / kSteppedBlock;
-          if (i < row || i >= row + (end - begin)) continue;
-          const std::size_t here = first + (i - row) * kSteppedBlock + place % kSteppedBlock;
-          if (back) placed[here] = levels[first + at++];
-          else placed[first + at++] = levels[here];
-        }
-      }
-      begin = end;
-    }
+  /// The order in which an owner's levels travel.
+  void order_by_place(std::size_t owner, Span<const std::int16_t> levels, Span<std::int16_t> placed) const {
+    for_shared_of(owner, [&](const SharedBlocks& blocks) {
+      const auto [from, to] = shared_parts(blocks, levels, placed);
+      if (!blocks.has_order()) return transpose_places(from, to);
+      for (std::size_t i = 0; i < from.size(); ++i) to[i] = from[blocks.square->order[i]];
+    });
   }
-  static const std::vector<std::uint16_t>& zigzag() {
-    static const std::vector<std::uint16_t> order = [] {
-      std::vector<std::uint16_t> all(kSteppedBlock * kSteppedBlock);
-      for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::uint16_t>(i);
-      std::ranges::stable_sort(all, {}, [](std::uint16_t place) {
-        return (place / kSteppedBlock + 1) * (place % kSteppedBlock + 1);
-      });
-      return all;
-    }();
-    return order;
+  /// And back.
+  void order_as_they_were(std::size_t owner, Span<const std::int16_t> placed,
+                          Span<std::int16_t> levels) const {
+    for_shared_of(owner, [&](const SharedBlocks& blocks) {
+      const auto [from, to] = shared_parts(blocks, placed, levels);
+      if (!blocks.has_order()) return transpose_places(from, to);
+      for (std::size_t i = 0; i < from.size(); ++i) to[blocks.square->order[i]] = from[i];
+    });
   }
-  void order_square(Span<const std::int16_t> levels, Span<std::int16_t> placed) const {
+  static std::pair<Span<const std::int16_t>, Span<std::int16_t>> shared_parts(const SharedBlocks& blocks,
+                                                                              Span<const std::int16_t> from,
+                                                                              Span<std::int16_t> to) {
+    const std::size_t begin = blocks.begin * kSteppedBlock;
+    const std::size_t count = std::min(from.size(), blocks.end * kSteppedBlock) - begin;
+    return {from.subspan(begin, count), to.subspan(begin, count)};
+  }
+  /// What is its own inverse: levels of the first places of 128 blocks, of the second ones, and so on. Behind
+  /// the last 128 blocks they stay as they are.
+  static void transpose_places(Span<const std::int16_t> levels, Span<std::int16_t> placed) {
     constexpr std::size_t kSquare = kSteppedBlock * kSteppedBlock;
     std::size_t begin = 0;
     for (; begin + kSquare <= levels.size(); begin += kSquare) {
@@ -250,23 +275,10 @@ class LevelAverage {
     Span<const std::int16_t> levels = part.levels;
     if (rules_.by_place) {
       const auto placed = placed_.first(levels.size());
-      order_by_place(levels, placed, squares_of(part.owner), false);
+      order_by_place(part.owner, levels, placed);
       levels = placed;
     }
     const std::size_t coded = write_entropy_coded(step_.executor, levels, coded_);
-    if (std::getenv("TW_DEBUG") && step_.communicator.rank() == 0 && step_.index % 20 >= 10) {
-      const auto marks = squares_of(part.owner);
-      std::vector<std::int16_t> in, out;
-      for (std::size_t i = 0; i < levels.size(); ++i)
-        (!marks.empty() && marks[i / kSteppedBlock] ? in : out).push_back(levels[i]);
-      auto bits = [&](std::vector<std::int16_t>& v) {
-        if (v.empty()) return 0.0;
-        return 8.0 * static_cast<double>(write_entropy_coded(step_.executor, Span<const std::int16_t>(v), coded_)) / static_cast<double>(v.size());
-      };
-      const double a1 = bits(in), a2 = bits(out);
-      std::fprintf(stderr, "DBG coded %zu table %zu step %zu bucket %zu owner %zu in %zu bits %.3f out %zu bits %.3f scales %zu\n", coded, table_bytes(part), (size_t)step_.index, (size_t)bucket_, part.owner, in.size(), a1, out.size(), a2, part.scales.size());
-      write_entropy_coded(step_.executor, levels, coded_);
-    }
     const std::size_t table = table_bytes(part);
     const auto payload = step_.workspace.take<std::byte>(table + coded);
     payload[table - 1] = std::byte{};
@@ -281,7 +293,8 @@ class LevelAverage {
             .workers = static_cast<std::uint32_t>(workers),
             .first = shard(owner).begin,
             .count = shard(owner).size(),
-            .payload_bytes = bytes};
+            .payload_bytes = bytes,
+            .width = rules_.digest};
   }
 
   void await_header(PayloadMessages& messages, std::size_t peer, std::size_t owner, std::size_t workers) {
@@ -290,6 +303,13 @@ class LevelAverage {
                     static_cast<std::uint64_t>(FrameType::levels));
       require_field(header, "first element", header.first, shard(owner).begin);
       require_field(header, "count", header.count, shard(owner).size());
+      if (header.width != rules_.digest) {
+        throw CorruptFrame("frame refused: the digest of what its levels mean is " +
+                           std::to_string(header.width) + ", here " + std::to_string(rules_.digest) +
+                           ", so ranks no longer have the same directions: let all run the same build, and "
+                           "begin from one checkpoint (" +
+                           whose(header) + ")");
+      }
       // The most that so many levels can take was checked with the header.
       const std::uint64_t least = header.count == 0 ? 0 : table_bytes(own_[owner]);
       if (header.payload_bytes >= least) return;
@@ -309,7 +329,7 @@ class LevelAverage {
       if (rules_.by_place) {
         const auto placed = placed_.first(part.levels.size());
         read_entropy_coded(step_.executor, coded, placed);
-        order_by_place(placed, part.levels, squares_of(part.owner), true);
+        order_as_they_were(part.owner, placed, part.levels);
       } else {
         read_entropy_coded(step_.executor, coded, part.levels);
       }
@@ -424,10 +444,11 @@ class LevelAverage {
   LevelRules rules_;
   PayloadMessages up_;
   PayloadMessages down_;
-  Span<Part> own_;      // this rank's, by owner
-  Span<Part> results_;  // the means, by owner
-  Span<float> mean_;    // of this rank's part
-  Span<float> norms_;   // of the blocks at hand
+  Span<const std::size_t> begins_;  // of the owners' parts, and their end
+  Span<Part> own_;                  // this rank's, by owner
+  Span<Part> results_;              // the means, by owner
+  Span<float> mean_;                // of this rank's part
+  Span<float> norms_;               // of the blocks at hand
   Span<std::byte> coded_;
   Span<std::int16_t> placed_;  // levels in the order in which they travel
   std::uint64_t sent_ = 0;

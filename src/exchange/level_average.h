@@ -12,6 +12,16 @@
 
 namespace thinwire {
 
+/// Blocks side by side that share a step.
+struct LevelSquare {
+  std::size_t first = 0;   ///< Its first block, of the vector.
+  std::size_t blocks = 0;  ///< At most 512, all of them whole.
+  /// [blocks * 128]: places in the square, in the order in which its levels travel. Fewer bits where neighbours
+  /// in it are alike. Their step then is of all elements' root mean square. Empty: the order is by_place's, and
+  /// the step of the mean of the blocks' root mean squares, which a few large ones change less.
+  Span<const std::uint16_t> order{};
+};
+
 struct LevelRules {
   double step = 0.5;  ///< In units of a root mean square: of a block, or of an owner's part, by `local`.
   double local = 1;   ///< How far a block's own root mean square decides its step: 0 not at all, 1 alone.
@@ -20,8 +30,11 @@ struct LevelRules {
   /// second, and so on. Fewer bits where elements at the same place are alike. Owners' parts then are whole
   /// blocks, but for the last one.
   bool by_place = false;
-  /// [blocks] or empty: 1 + a block's row in its square of 128 blocks, whose step they share; 0: none.
-  Span<const std::uint16_t> squares{};
+  /// Ascending, and they do not overlap. A square has one owner. With by_place.
+  Span<const LevelSquare> squares{};
+  /// Of what gives levels their meaning beside these rules. Travels in the frames' headers: where ranks do
+  /// not have the same, their frames are refused.
+  std::uint32_t digest = 0;
 };
 
 /// gradient [n], n > 0, in memory of the step's executor: becomes the mean, the same bits on all ranks.

@@ -132,7 +132,6 @@ void check_sums(const FrameHeader& header) {
 /// That it is no longer than 16 bits for each level, 12 bytes for each 65536 of them, a byte for each 128 of
 /// them, and a step.
 void check_levels(const FrameHeader& header) {
-  require_equal("row width", header.width, 0);
   const std::uint64_t blocks = (header.count + 127) / 128;
   const std::uint64_t most =
       header.count == 0 ? 0

@@ -40,7 +40,7 @@ struct FrameHeader {
   std::uint64_t first = 0;    ///< First element of the bucket that it covers; rows: first slot of the range.
   std::uint64_t count = 0;    ///< Elements covered; row_list: rows listed; row_bitmap: slots in the range.
   std::uint64_t payload_bytes = 0;
-  std::uint32_t width = 0;             ///< Values per row, or bits per code; 0 where the payload has neither.
+  std::uint32_t width = 0;  ///< Values per row, bits per code, or a digest of what levels mean; 0: none.
   std::uint32_t payload_checksum = 0;  ///< CRC-32C of the payload.
 
   bool non_finite() const { return (flags & kNonFinite) != 0; }
