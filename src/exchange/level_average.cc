@@ -223,9 +223,19 @@ class LevelAverage {
     for (Part& part : own_) blank(part);
   }
 
+  /// body(first, end) for the blocks that each scale of a frame is of: a square has one.
+  template <class Body>
+  void for_scales(const Part& part, Body&& body) const {
+    for_shared_of(part.owner, [&](const SharedBlocks& blocks) {
+      if (blocks.square != nullptr) return body(blocks.begin, blocks.end);
+      for (std::size_t block = blocks.begin; block < blocks.end; ++block) body(block, block + 1);
+    });
+  }
   /// Bytes in front of the levels' code.
-  static std::size_t table_bytes(const Part& part) {
-    return sizeof(float) + part.scales.size() + part.scales.size() % 2;
+  std::size_t table_bytes(const Part& part) const {
+    std::size_t scales = 0;
+    for_scales(part, [&](std::size_t, std::size_t) { ++scales; });
+    return sizeof(float) + scales + scales % 2;
   }
 
   /// The order in which an owner's levels travel.
@@ -283,7 +293,8 @@ class LevelAverage {
     const auto payload = step_.workspace.take<std::byte>(table + coded);
     payload[table - 1] = std::byte{};
     std::memcpy(payload.data(), &part.step, sizeof part.step);
-    std::memcpy(payload.data() + sizeof part.step, part.scales.data(), part.scales.size());
+    std::size_t at = sizeof part.step;
+    for_scales(part, [&](std::size_t block, std::size_t) { payload[at++] = std::byte{part.scales[block]}; });
     std::memcpy(payload.data() + table, coded_.data(), coded);
     return payload;
   }
@@ -338,9 +349,13 @@ class LevelAverage {
     }
   }
 
-  static void read_table(Span<const std::byte> payload, Part& part) {
+  void read_table(Span<const std::byte> payload, Part& part) const {
     std::memcpy(&part.step, payload.data(), sizeof part.step);
-    std::memcpy(part.scales.data(), payload.data() + sizeof part.step, part.scales.size());
+    std::size_t at = sizeof part.step;
+    for_scales(part, [&](std::size_t block, std::size_t end) {
+      std::ranges::fill(part.scales.subspan(block, end - block),
+                        std::to_integer<std::uint8_t>(payload[at++]));
+    });
     if (!(part.step >= 0 && std::isfinite(part.step * kStepFactors.back()))) {
       throw CorruptFrame("frame refused: step is " + std::to_string(part.step) +
                          ", expected not negative and finite");
@@ -350,7 +365,7 @@ class LevelAverage {
       throw CorruptFrame("frame refused: scale is " + std::to_string(*wrong) + ", expected below " +
                          std::to_string(kStepScales));
     }
-    if (part.scales.size() % 2 != 0 && payload[table_bytes(part) - 1] != std::byte{}) {
+    if (at < table_bytes(part) && payload[at] != std::byte{}) {
       throw CorruptFrame("frame refused: the byte behind the scales is not 0");
     }
   }
