@@ -209,8 +209,8 @@ def accuracy_table(systems: list, dense: System, paper=None) -> str:
 
 
 def with_momentum(parts: dict) -> str:
-    """Trainings with momentum, a table for each learning rate: parts "momentum_RATE"; and double_momentum_RATE,
-    whose systems have their own, beside dense with the optimizer's."""
+    """Trainings with momentum, a table for each learning rate: parts "momentum_RATE"; and those of
+    "double_momentum_RATE", whose systems have their own, beside dense with the optimizer's."""
     text = ""
     for name, results in sorted(parts.items(), reverse=True):
         if name.startswith("momentum_"):
