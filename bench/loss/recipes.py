@@ -105,7 +105,9 @@ LOCAL_STEPS = [
 ] + [f"{spec} --local-steps 4" for spec in (
     # Those of its table of BERT, after 50 synchronizations.
     "signsgd", "ef_signsgd:topology=ring", "ssdm:topology=ring", "marsit:full_every=25", "marsit:full_every=50",
-    "marsit:full_every=0")]
+    "marsit:full_every=0")] + [
+        # Whether SSDM bears a smaller rate.
+        f"ssdm:topology=ring --local-steps 4 --lr {rate}" for rate in ("0.0002", "0.00002", "0.000002")]
 
 RECIPES = {
     "transformer-kjv": (

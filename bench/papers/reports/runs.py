@@ -209,10 +209,15 @@ def accuracy_table(systems: list, dense: System, paper=None) -> str:
 
 
 def with_momentum(parts: dict) -> str:
-    """Trainings with momentum, a table for each learning rate: parts "momentum_RATE"."""
+    """Trainings with momentum, a table for each learning rate: parts "momentum_RATE"; and those of
+    "double_momentum_RATE", whose systems have their own, beside dense with the optimizer's."""
     text = ""
     for name, results in sorted(parts.items(), reverse=True):
         if name.startswith("momentum_"):
             systems = systems_in(results)
             text += "\nWith momentum. " + describe(results) + "\n\n" + accuracy_table(systems, named(systems, "dense"))
+            doubled = systems_in(parts.get("double_" + name, []))
+            if doubled:
+                text += ("\nWith the momentum of Algorithm 1, line 16, in place of the optimizer's. `dense` has the optimizer's.\n\n" +
+                         accuracy_table([named(systems, "dense"), *doubled], named(systems, "dense")))
     return text
