@@ -184,7 +184,6 @@ std::uint64_t bytes_of_both_sides(bool flips) {
 }
 
 TEST(Klt, BothSidesAreTurned) {
-
   EXPECT_LT(10 * bytes_of_both_sides(false), 8 * bytes_of_both_sides(true));
 }
 

@@ -1,5 +1,6 @@
 #pragma once
-// How klt cuts a bucket into tiles, whose rows have directions of their own, and what it has learned of these.
+// How klt cuts a bucket into tiles, whose rows have directions of their own, and what it has learned of
+// these.
 
 #include <algorithm>
 #include <bit>
@@ -23,8 +24,8 @@ inline constexpr std::size_t kMostTileWidth = 128;
 inline constexpr std::size_t kMostRowsPerColumn = 6;
 
 /// Rows of a tile that share a step. What is learned of them: where they have directions among each other,
-/// these, one to a row [rows * rows], and what coefficients along them have in common [rows * rows]; then each
-/// row's length [rows].
+/// these, one to a row [rows * rows], and what coefficients along them have in common [rows * rows]; then
+/// each row's length [rows].
 struct RowGroup {
   std::size_t begin = 0;  ///< Its first row.
   std::size_t rows = 0;   ///< A power of two.

@@ -64,8 +64,8 @@ struct SharedBlocks {
   bool has_order() const { return square != nullptr && !square->order.empty(); }
 };
 
-/// body(SharedBlocks) for the blocks [first, last) of the vector, in order. No square has a part of its blocks
-/// there.
+/// body(SharedBlocks) for the blocks [first, last) of the vector, in order. No square has a part of its
+/// blocks there.
 template <class Body>
 void for_shared(Span<const LevelSquare> squares, std::size_t first, std::size_t last, Body&& body) {
   std::size_t at = first;
