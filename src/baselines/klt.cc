@@ -50,6 +50,7 @@
 #include "baselines/baselines.h"
 #include "baselines/klt_tiles.h"
 #include "core/bucket_vectors.h"
+#include "exchange/collectives.h"
 #include "exchange/level_average.h"
 #include "kernels/dense/dense.h"
 #include "kernels/dense/multiply_rows.h"
