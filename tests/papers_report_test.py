@@ -81,9 +81,10 @@ def the_index_counts_its_lines():
     sure = [outcome for outcome, basis in found if basis != "one run"]
     counts = [f"{sure.count(word)} {word}" for word in ("reproduced", "reversed", "not reproduced")]
     number = sum(outcome in decided for outcome in sure)
+    alone = len(found) - len(sure)
     wanted = (f"{len(found)} claims were run, and {number} of them, {100 * number / len(found):.0f} %, "
               f"are decided: {', '.join(counts)}. "
-              f"{sure.count('noise')} are noise, and {len(found) - len(sure)} rest on one run.")
+              f"{sure.count('noise')} are noise, and {alone} {'rests' if alone == 1 else 'rest'} on one run.")
     assert wanted in " ".join(text.split()), wanted
 
 
