@@ -77,6 +77,8 @@ constexpr double kDecayOfLengths = 0.99;
 /// What coefficients along two directions may still have in common, relative to what they have along both.
 /// Less brings nothing: -log2(1 - kTolerance^2) / 2 bits.
 constexpr double kTolerance = 0.05;
+/// Sweeps at a time. What one leaves the next time's goes on with.
+constexpr int kSweeps = 1;
 /// Turned often, directions drift from being orthonormal by rounding. After so many steps they are made so.
 constexpr std::uint64_t kStepsOfDrift = 256;
 
@@ -431,11 +433,11 @@ class KltStep {
             (static_cast<double>(products[i * n + k]) + static_cast<double>(products[k * n + i])) / 2;
       }
     }
-    symmetric_eigenvectors(n, matrix, vectors, kTolerance);
+    symmetric_eigenvectors(n, matrix, vectors, kTolerance, kSweeps);
     const RowsOf<float> turns{room_.first(n * n), n};
     for (std::size_t i = 0; i < n * n; ++i) {
       turns.values[i] = static_cast<float>(vectors[i]);
-      products[i] = i % (n + 1) == 0 ? static_cast<float>(matrix[i]) : 0.0f;
+      products[i] = static_cast<float>(matrix[i]);
     }
     const RowsOf<float> turned{room_.subspan(n * n, n * n), n};
     multiply_rows(step_.executor, n, n, n, read(turns), {Span<const float>(directions), n}, {}, turned,

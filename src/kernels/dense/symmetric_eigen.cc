@@ -7,9 +7,6 @@
 namespace thinwire {
 namespace {
 
-/// Sweeps over all pairs. Each one at least squares what is left beside the diagonal, once that is small.
-constexpr int kMostSweeps = 16;
-
 /// (x, y) become (c x - s y, s x + c y).
 void rotate(double* x, double* y, std::size_t n, double c, double s) {
   for (std::size_t i = 0; i < n; ++i) {
@@ -44,11 +41,12 @@ bool annihilate(std::size_t n, std::size_t p, std::size_t q, double* a, double* 
 
 }  // namespace
 
-void symmetric_eigenvectors(std::size_t n, Span<double> matrix, Span<double> vectors, double tolerance) {
+void symmetric_eigenvectors(std::size_t n, Span<double> matrix, Span<double> vectors, double tolerance,
+                            int most_sweeps) {
   std::fill_n(vectors.begin(), n * n, 0.0);
   for (std::size_t i = 0; i < n; ++i) vectors[i * n + i] = 1;
   bool changed = true;
-  for (int sweep = 0; sweep < kMostSweeps && changed; ++sweep) {
+  for (int sweep = 0; sweep < most_sweeps && changed; ++sweep) {
     changed = false;
     for (std::size_t p = 0; p + 1 < n; ++p) {
       for (std::size_t q = p + 1; q < n; ++q) {
@@ -62,7 +60,8 @@ void symmetric_eigenvectors(std::size_t n, Span<double> matrix, Span<double> vec
       if (matrix[i * n + i] > matrix[largest * n + largest]) largest = i;
     }
     if (largest == k) continue;
-    std::swap(matrix[k * n + k], matrix[largest * n + largest]);
+    std::swap_ranges(matrix.data() + k * n, matrix.data() + (k + 1) * n, matrix.data() + largest * n);
+    for (std::size_t i = 0; i < n; ++i) std::swap(matrix[i * n + k], matrix[i * n + largest]);
     std::swap_ranges(vectors.data() + k * n, vectors.data() + (k + 1) * n, vectors.data() + largest * n);
   }
 }
