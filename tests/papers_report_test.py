@@ -120,6 +120,27 @@ def phases():
     assert mixed == [[109.0, 49.5], [208.0, 99.0]], found
 
 
+def the_loss_that_amq_ends_at():
+    import casq
+    trained = {label: [run(label, seed, 0.8) for seed in (1, 2)] for label, _ in casq.FIGURE_8}
+    trained[casq.AMQ_3] = [run(casq.AMQ_3, 1, 0.8), run(casq.AMQ_3, 2, None)]  # ends at 0.5, and diverges
+    text = casq.reach_amqs_loss(trained)
+    assert "here 0.500 with 3 bits" in text and "So many of 1 seeds" in text and "`dense` 1," in text, text
+    trained["dense"][0]["epochs"][-1]["loss"] = 0.6
+    assert "`dense` 0," in casq.reach_amqs_loss(trained)
+    trained[casq.AMQ_3] = [run(casq.AMQ_3, 1, None)]
+    assert "AMQ diverged with each seed" in casq.reach_amqs_loss(trained)
+
+
+def momentum_of_its_own():
+    text = runs.with_momentum({
+        "momentum_0.02": [run("dense", 1, 0.8), run("casq", 1, 0.6)],
+        "double_momentum_0.02": [run("dense", 1, 0.7), run("casq:double_momentum=0.9", 1, 0.75)]})
+    # Beside the dense of its own part.
+    for row in ("| `casq` | 60.00 | -20.00 |", "| `casq:double_momentum=0.9` | 75.00 | +5.00 |"):
+        assert row in text, text
+
+
 def seeds_of_a_part():
     with tempfile.TemporaryDirectory() as folder:
         for seed in (2, 1):
@@ -198,6 +219,7 @@ def pictures():
     assert drawing.limits(59.0, 42.5) == [[42.5], [41.0]] and drawing.limits(10.0, 42.5) == [[10.0], [42.5]]
     assert casq.quantizer_in_full("alq:bits=3:every=1:zero=off:norm=max") == "alq:3 zero=off norm=max"
     phases()
+    the_loss_that_amq_ends_at()
     systems = [system(0.8, 0.81), system(0.8, None), system(None, None), system(0.8, 0.1)]
     made, (lines, bars) = drawing.figure(2)
     drawing.plot_epochs(lines, systems, "test_accuracy", "test accuracy", lambda one: "x", 1.0)
@@ -218,6 +240,7 @@ bytes_of_whole_trainings()
 settings()
 the_index_counts_its_lines()
 results_of_other_experiments()
+momentum_of_its_own()
 seeds_of_a_part()
 orders()
 sparse_gradients()

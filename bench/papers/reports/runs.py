@@ -219,5 +219,5 @@ def with_momentum(parts: dict) -> str:
             doubled = systems_in(parts.get("double_" + name, []))
             if doubled:
                 text += ("\nWith the momentum of Algorithm 1, line 16, in place of the optimizer's. `dense` has the optimizer's.\n\n" +
-                         accuracy_table([named(systems, "dense"), *doubled], named(systems, "dense")))
+                         accuracy_table(doubled, named(doubled, "dense")))
     return text
