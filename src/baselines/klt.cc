@@ -549,7 +549,7 @@ SystemInfo klt_info() {
   info.state = {kLearned};
   info.undoes_steps = true;
   info.turns_residual = true;
-  info.options = {{"step", "0.5", "between levels, in units of the root mean square of a row, 0.05 to 16"},
+  info.options = {{"step", "0.3", "between levels, in units of the root mean square of a row, 0.05 to 16"},
                   {"every", "8", "steps from one turn of the directions to the next, 1 to 1000000"}};
   info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
     KltRules rules;
