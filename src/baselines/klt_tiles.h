@@ -12,10 +12,16 @@
 #include <vector>
 
 #include "kernels/codes/rounded_levels.h"
+#include "kernels/dense/multiply_rows.h"
 #include "thinwire/state.h"
 #include "thinwire/synchronizer.h"
 
 namespace thinwire {
+
+/// The same rows, to read.
+inline RowsOf<const float> read(const RowsOf<float>& rows) {
+  return {rows.values, rows.stride};
+}
 
 /// Of tiles and of groups of rows.
 inline constexpr std::size_t kMostTileWidth = 128;
