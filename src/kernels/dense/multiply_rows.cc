@@ -17,6 +17,8 @@ namespace thinwire::HWY_NAMESPACE {
 constexpr std::size_t kRowsOfTile = 6;
 /// Rows of `by` that are packed at a time: a panel of them stays in the first-level cache.
 constexpr std::size_t kInnerRun = 256;
+/// Rows and columns that are transposed at a time: both sides' lines of the cache are used up.
+constexpr std::size_t kSquare = 16;
 
 /// Six rows with two vectors of columns. from: rows of a run of `inner`. panel: [inner][2 vectors]. base:
 /// null for zeros. to, base: six rows; `columns` of them are the matrix's.
@@ -118,6 +120,35 @@ void MultiplyRows(std::size_t begin, std::size_t end, std::size_t inner, std::si
   }
 }
 
+/// Columns [begin, end) of `from` become rows of `to`. Four rows with as many columns as a vector has lanes are
+/// interleaved at a time, so four elements of a row are written together.
+void TransposeRows(std::size_t begin, std::size_t end, std::size_t rows, const RowsOf<const float>& from,
+                   const RowsOf<float>& to) {
+  const FloatTag d;
+  const std::size_t lanes = hn::Lanes(d);
+  const auto one_by_one = [&](std::size_t i, std::size_t rows_end, std::size_t j, std::size_t columns_end) {
+    for (; j < columns_end; ++j) {
+      for (std::size_t r = i; r < rows_end; ++r) to.row(j)[r] = from.row(r)[j];
+    }
+  };
+  for (std::size_t i = 0; i < rows; i += kSquare) {
+    const std::size_t rows_end = std::min(i + kSquare, rows);
+    const std::size_t fours_end = rows_end - (rows_end - i) % 4;
+    std::size_t j = begin;
+    for (; j + lanes <= end; j += lanes) {
+      for (std::size_t r = i; r < fours_end; r += 4) {
+        alignas(64) float together[4 * 16];
+        hn::StoreInterleaved4(hn::LoadU(d, from.row(r) + j), hn::LoadU(d, from.row(r + 1) + j),
+                              hn::LoadU(d, from.row(r + 2) + j), hn::LoadU(d, from.row(r + 3) + j), d,
+                              together);
+        for (std::size_t c = 0; c < lanes; ++c) std::copy_n(together + 4 * c, 4, to.row(j + c) + r);
+      }
+    }
+    one_by_one(fours_end, rows_end, begin, j);
+    one_by_one(i, rows_end, j, end);
+  }
+}
+
 }  // namespace thinwire::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -127,12 +158,13 @@ namespace {
 
 /// Rows of a task: a multiple of a tile's.
 constexpr std::size_t kRowsPerTask = 192;
-/// Rows and columns that are transposed at a time: both sides' lines of the cache are used up.
-constexpr std::size_t kSquare = 16;
+/// Columns of a task: whole lines of the cache.
+constexpr std::size_t kColumnsPerTask = 64;
 
 }  // namespace
 
 HWY_EXPORT(MultiplyRows);
+HWY_EXPORT(TransposeRows);
 
 void multiply_rows(Executor& executor, std::size_t rows, std::size_t inner, std::size_t columns,
                    RowsOf<const float> from, RowsOf<const float> by, RowsOf<const float> base,
@@ -145,13 +177,8 @@ void multiply_rows(Executor& executor, std::size_t rows, std::size_t inner, std:
 
 void transpose_rows(Executor& executor, std::size_t rows, std::size_t columns, RowsOf<const float> from,
                     RowsOf<float> to) {
-  executor.parallel_for(columns, kSquare, [&](std::size_t begin, std::size_t end) {
-    for (std::size_t i = 0; i < rows; i += kSquare) {
-      for (std::size_t j = begin; j < end; ++j) {
-        float* const target = to.row(j);
-        for (std::size_t r = i; r < std::min(i + kSquare, rows); ++r) target[r] = from.row(r)[j];
-      }
-    }
+  executor.parallel_for(columns, kColumnsPerTask, [&](std::size_t begin, std::size_t end) {
+    HWY_DYNAMIC_DISPATCH(TransposeRows)(begin, end, rows, from, to);
   });
 }
 

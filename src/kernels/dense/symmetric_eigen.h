@@ -9,7 +9,7 @@ namespace thinwire {
 inline constexpr int kMostSweeps = 16;
 
 /// matrix [n * n], symmetric and finite: overwritten by what it is along the eigenvectors. So element k of
-/// its diagonal becomes the k-th largest eigenvalue. vectors [n * n]: row k becomes the eigenvector of that, of
+/// its diagonal becomes the k-th largest eigenvalue. vectors [n * n]: row k becomes the eigenvector of it, of
 /// length 1. Rows are orthogonal to each other within rounding, also where eigenvalues are equal or 0.
 /// tolerance: what may be left beside the diagonal, relative to the root of both elements on it. With 0.001
 /// few of an almost diagonal matrix's pairs are turned. most_sweeps: after these, what is left stays in
