@@ -120,8 +120,8 @@ void MultiplyRows(std::size_t begin, std::size_t end, std::size_t inner, std::si
   }
 }
 
-/// Columns [begin, end) of `from` become rows of `to`. Four rows with as many columns as a vector has lanes are
-/// interleaved at a time, so four elements of a row are written together.
+/// Columns [begin, end) of `from` become rows of `to`. Four rows, with as many columns as a vector has lanes,
+/// are interleaved at a time. So four elements of a row are written together.
 void TransposeRows(std::size_t begin, std::size_t end, std::size_t rows, const RowsOf<const float>& from,
                    const RowsOf<float>& to) {
   const FloatTag d;
