@@ -94,7 +94,7 @@ std::uint64_t Auto::begin_step(Step& step) {
   if (timed_ && step.index == index_) return 0;
   const double now = step.communicator.now_seconds();
   const bool follows_on = timed_ && step.index == index_ + 1 && !suspicion_.dense_runs();
-  if (estimate_ && follows_on) estimate_->end_step(now - began_, !plan_.changed);
+  if (estimate_ && follows_on) estimate_->end_step(now - began_, !plan_.changed, replaced_);
   if (!std::exchange(loaded_, false)) {
     before_ = plan_;
     replaced_by_load_.reset();
@@ -192,6 +192,10 @@ constexpr const char* kBudget = "0.5";
 /// once more: 0.045 of the norm. The unit is at least 0.2 of it.
 constexpr double kErrorOfCodes = 0.23;
 
+/// The same of half in bf16: what rounding takes from an element is 0.0016 of it as a root mean square, and a
+/// mean is rounded once more. The residual gets it back.
+constexpr double kErrorOfHalf = 0.01;
+
 /// The one that leaves something out is guarded. What the guard takes in its place leaves out less than the
 /// budget allows.
 std::vector<std::string> candidates(const Options& options) {
@@ -202,6 +206,11 @@ std::vector<std::string> candidates(const Options& options) {
                                 options.text("budget") + " has no effect: leave one of them out");
   }
   if (!options.flag("lossless")) {
+    if (budget < kErrorOfHalf) {
+      throw std::invalid_argument("auto: budget=" + options.text("budget") +
+                                  " allows less than 0.01, which rounding to 16 bits may take: with "
+                                  "auto:lossless every mean is exact");
+    }
     const std::string milder = budget >= kErrorOfCodes ? "ecsq/step=0.1" : "dense";
     specs.back() = "guard:noise=" + options.text("budget") + ":with=" + milder + "+" + specs.back();
   }

@@ -329,7 +329,7 @@ class Auto final : public Synchronizer {
   /// Where times are computed, or one round was asked for, there are no steps by turns.
   bool may_duel() const { return rules_.link.empty() && rules_.trial.rounds > 1; }
   TrialOptions of_duel() const {
-    return {.candidates = candidates(), .rounds = kDuelRounds, .steps = kDuelSteps};
+    return {.candidates = candidates(), .rounds = kDuelRounds, .steps = kDuelSteps, .in_pairs = true};
   }
   /// A trial that is not the first one has nothing to settle.
   TrialOptions again() const {

@@ -101,18 +101,29 @@ TEST(Auto, WhatTheGuardChangesIsNotTheNetworks) {
 TEST(Auto, WhatTheGuardDidInTheTrialIsNoReasonAfterwards) {
   const VirtualLink of_much_latency{.bytes_per_second = 1e8, .latency_seconds = 5e-3};
   run_virtual(kWorkers, of_much_latency, [&](VirtualCommunicator& communicator) {
-    Training training(communicator, kSpec,
-                      kElements);  // noise of full rank, which the guard does not let pass
+    // Noise of full rank, which the guard does not let pass. With this budget no codes either.
+    Training training(communicator, kSpec + ":budget=0.2", kElements);
     training.run(17, 0.01);
-    ASSERT_EQ(training.system(), "half");
+    ASSERT_EQ(training.system(), "half") << training.session().explain();
     training.run(12, 0.2);
     const std::string explained = training.session().explain();
-    EXPECT_NE(explained.find("so ecsq:step=0.1 in its place for"), std::string::npos) << explained;
+    EXPECT_NE(explained.find("so dense in its place for"), std::string::npos) << explained;
     EXPECT_EQ(explained.find("since the guard changed"), std::string::npos) << explained;
-    // Its fourth step in a row is measured, and the fifth one goes by codes: the last of four that count.
-    EXPECT_NE(explained.find(" with power_sgd:rank=32:bits=8 (with ecsq:step=0.1 in 1 of 4 steps). Of those"),
+    // Its fourth step in a row is measured, and the fifth one goes by dense: the last of four, and the only one
+    // that counts.
+    EXPECT_NE(explained.find(" with power_sgd:rank=32:bits=8 (with dense in 1 of 4 steps, and by these). Of"),
               std::string::npos)
         << explained;
+  });
+}
+
+/// The times of steps before the guard took a bucket are no longer the candidate's. Over a link that is given
+/// the choice is made once, so it would stay.
+TEST(Auto, WhereTheGuardTakesDenseALinkThatIsGivenDoesNotKeepTheCandidate) {
+  run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
+    Training training(communicator, kSpec + ":budget=0.2:link=10Mbit:50us", kElements);
+    training.run(kTrial + 40, 0.01);
+    EXPECT_EQ(training.system(), "half") << training.session().explain();
   });
 }
 
@@ -123,7 +134,7 @@ TEST(Auto, TheBudgetIsTheGuards) {
     training.run(kTrial + 40, 0.01);
     EXPECT_EQ(training.system(), "power_sgd");
     EXPECT_NE(training.session().explain().find(", allowed are 9.00"), std::string::npos);
-    for (const char* useless : {":budget=-1", ":lossless:budget=0.1"}) {
+    for (const char* useless : {":budget=-1", ":budget=0", ":budget=0.005", ":lossless:budget=0.1"}) {
       try {
         Session(kSpec + useless, communicator);
         ADD_FAILURE() << useless;

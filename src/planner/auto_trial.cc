@@ -55,7 +55,7 @@ Auto::Measured Auto::measured() {
     const double before = i < members_.size() && !plan_.trial.has(i) ? plan_.seconds[i] : 0;
     if (plan_.quarters == 0 && !plan_.duels) plan_.earlier[i] = missing && before > 0;
     if (i == 0 && !missing) plan_.inferred = false;
-    if (!missing) plan_.replaced[i] = {plan_.trial.replaced(i), times.size()};
+    if (!missing) plan_.replaced[i] = {plan_.trial.replaced(i), plan_.trial.timed(i)};
     const double instead = before > 0 ? before : kUnknown;  // of one that is not tried again
     const Timing timing = missing ? Timing{instead, 0, instead}
                                   : timing_of(known.first(std::min(known.size(), Trial::kMostTimes)));
@@ -283,8 +283,8 @@ std::string Auto::told_of_times(std::size_t candidate) const {
   std::string all = plan_.earlier[candidate] ? " (in an earlier trial)" : "";
   const auto& [steps, timed] = plan_.replaced[candidate];
   if (steps > 0) {
-    all +=
-        " (with " + stands_in_ + " in " + std::to_string(steps) + " of " + std::to_string(timed) + " steps)";
+    all += " (with " + stands_in_ + " in " + std::to_string(steps) + " of " + std::to_string(timed) +
+           " steps" + (plan_.duel[candidate].pairs.count == 0 && steps < timed ? ", and by these)" : ")");
   }
   const auto& [pairs, faster] = plan_.duel[candidate];
   if (pairs.count == 0) return all;

@@ -5,7 +5,7 @@
 
 namespace thinwire {
 
-void LinkEstimate::end_step(double seconds, bool usual) {
+void LinkEstimate::end_step(double seconds, bool usual, bool replaced) {
   if (exchanges_.empty()) return;
   const std::size_t buckets = exchanges_.size();
   const double first = exchanges_.front().began;
@@ -22,6 +22,7 @@ void LinkEstimate::end_step(double seconds, bool usual) {
     costs.push_back(exchanges_[i].cost);
   }
   compute_.backward_end = compute_.ready.back();
+  if (usual && replaced && replaced_.insert(candidate_).second) costs_[candidate_].clear();
   if (usual) costs_[candidate_].push_back(std::move(costs));
 }
 

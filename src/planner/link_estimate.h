@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <map>
+#include <set>
 #include <vector>
 
 #include "planner/step_model.h"
@@ -31,7 +32,8 @@ class LinkEstimate {
   void add(const Exchange& exchange) { exchanges_.push_back(exchange); }
   /// The step that began last took so many seconds, until the next one's first exchange. A step that is not
   /// ended says nothing. usual: it stands for the candidate's steps; else it is known for what training does.
-  void end_step(double seconds, bool usual);
+  /// replaced: another system had some of it, so the candidate's steps before the first such one say nothing.
+  void end_step(double seconds, bool usual, bool replaced = false);
 
   /// Of each of the candidate's usual steps: what it would have taken over the link.
   std::vector<double> seconds(std::size_t candidate) const;
@@ -45,6 +47,7 @@ class LinkEstimate {
   // for the last one. So the shortest times that any step has shown are training's own.
   StepCompute compute_{.threads = 0};
   std::map<std::size_t, std::vector<std::vector<BucketCost>>> costs_;  // of each step, by candidate
+  std::set<std::size_t> replaced_;                                     // candidates
 };
 
 }  // namespace thinwire

@@ -70,6 +70,19 @@ TEST(LinkEstimate, HasEachUsualStep) {
   EXPECT_NEAR(seconds[1], 2.2, 1e-9);
 }
 
+TEST(LinkEstimate, WhereAGuardTookABucketStepsBeforeThatSayNothing) {
+  LinkEstimate estimate(kLink, 1);
+  for (const auto& [bytes, replaced] : {std::pair{1e6, false}, {4e6, true}, {5e6, true}, {6e6, false}}) {
+    estimate.begin_step(0);
+    estimate.add({0, 1, cost(0, bytes, 0)});
+    estimate.end_step(1, true, replaced);
+  }
+  const std::vector<double> seconds = estimate.seconds(0);
+  ASSERT_EQ(seconds.size(), 3u);
+  EXPECT_NEAR(seconds[0], 4, 1e-9);
+  EXPECT_NEAR(seconds[2], 6, 1e-9);
+}
+
 TEST(LinkEstimate, SharesTheLink) {
   LinkEstimate estimate(kLink, 2);
   estimate.begin_step(0);

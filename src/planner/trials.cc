@@ -42,9 +42,11 @@ void Trial::next_turn() {
 
 void Trial::begin_step(std::optional<double> seconds, double inside, bool replaced) {
   if (counting_ && seconds && counts_[*counting_] < kMostTimes) {
+    if (replaced && replaced_[*counting_] == 0 && !options_.in_pairs) counts_[*counting_] = 0;
     double& least = least_inside_[*counting_];
     least = counts_[*counting_] == 0 ? inside : std::min(least, inside);
     times_[*counting_][counts_[*counting_]++] = *seconds;
+    ++timed_[*counting_];
     replaced_[*counting_] += replaced ? 1 : 0;
   }
   over_ = ending_;
@@ -103,6 +105,7 @@ bool Trial::resume(Span<const float> numbers) {
   ending_ = (read[6] & 1) != 0;
   over_ = (read[6] & 2) != 0;
   counts_ = {};
+  timed_ = {};
   replaced_ = {};
   least_inside_ = {};
   return true;

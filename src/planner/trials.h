@@ -20,6 +20,7 @@ struct TrialOptions {
       1;  ///< Each candidate has a turn in each, one round forwards and the next one backwards.
   std::size_t steps = 1;       ///< Of a turn that count.
   bool first_is_late = false;  ///< The first candidate has no turn in the first round.
+  bool in_pairs = false;       ///< Times are compared one by one, so each one counts.
 };
 
 /// A trial under way. Steps of a turn's beginning do not count where the candidate before was another one.
@@ -36,7 +37,8 @@ class Trial {
   std::size_t coming() const { return turn_; }
 
   /// At the beginning of the step that was coming. seconds: of the step before, where they are known.
-  /// inside: what of these was the exchange's. replaced: another system had some of that step.
+  /// inside: what of these was the exchange's. replaced: another system had some of that step. A guard that
+  /// took a bucket keeps it for long, so the candidate's times before that say nothing, unless in_pairs.
   void begin_step(std::optional<double> seconds, double inside = 0, bool replaced = false);
 
   /// All times of a round are there, and this step has begun since: the moment to drop candidates, or to
@@ -61,7 +63,9 @@ class Trial {
   Span<const double> times(std::size_t candidate) const {
     return {times_[candidate].data(), counts_[candidate]};
   }
-  /// Of its times, those of steps of which another system had some.
+  /// Its steps that were timed, also those whose times say nothing any more.
+  std::size_t timed(std::size_t candidate) const { return timed_[candidate]; }
+  /// Of these, the steps of which another system had some.
   std::size_t replaced(std::size_t candidate) const { return replaced_[candidate]; }
   /// Of its steps that counted, the least that the exchange took. 0 without any.
   double least_inside(std::size_t candidate) const { return least_inside_[candidate]; }
@@ -78,6 +82,7 @@ class Trial {
   std::array<bool, kMostCandidates> dropped_{};
   std::array<std::array<double, kMostTimes>, kMostCandidates> times_{};
   std::array<std::size_t, kMostCandidates> counts_{};
+  std::array<std::size_t, kMostCandidates> timed_{};
   std::array<std::size_t, kMostCandidates> replaced_{};
   std::array<double, kMostCandidates> least_inside_{};
   std::size_t round_ = 0;

@@ -67,13 +67,21 @@ TEST(Trial, TheLeastThatTheExchangeTookIsOfStepsThatCount) {
   EXPECT_EQ(trial.least_inside(1), 5) << "of steps 4 and 5";
 }
 
-TEST(Trial, StepsOfWhichAnotherSystemHadSomeAreCountedWhereTheirTimesAre) {
-  Trial trial({.candidates = 2, .settle = 1, .rounds = 1, .steps = 2});
-  // Of candidate 0's steps 0 to 2 all but the first count, of candidate 1's steps 3 to 5 as well.
-  for (int step = 0; !trial.is_over(); ++step) trial.begin_step(1.0, 0, step == 1 || step == 3 || step > 4);
-  EXPECT_EQ(trial.replaced(0), 1) << "step 2, which step 3 tells";
-  EXPECT_EQ(trial.replaced(1), 2);
-  EXPECT_EQ(times(trial, 1), 2);
+TEST(Trial, TimesBeforeAnotherSystemHadSomeSayNothingUnlessInPairs) {
+  for (const bool in_pairs : {false, true}) {
+    Trial trial({.candidates = 1, .rounds = 4, .steps = 1, .in_pairs = in_pairs}, 0);
+    trial.begin_step({});
+    trial.begin_step(1.0, 0.9);
+    trial.begin_step(2.0, 1.9, true);
+    trial.begin_step(3.0, 2.9, true);
+    trial.begin_step(4.0, 3.9);
+    const auto all = trial.times(0);
+    const std::vector<double> seen(all.begin(), all.end());
+    EXPECT_EQ(seen, in_pairs ? (std::vector<double>{1, 2, 3, 4}) : (std::vector<double>{2, 3, 4}));
+    EXPECT_EQ(trial.least_inside(0), in_pairs ? 0.9 : 1.9);
+    EXPECT_EQ(trial.timed(0), 4u);
+    EXPECT_EQ(trial.replaced(0), 2u);
+  }
 }
 
 TEST(Trial, WhatIsDroppedHasNoMoreTurns) {
