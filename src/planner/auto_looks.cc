@@ -124,9 +124,11 @@ void Auto::act_on_another_time(Step& step, Span<const Seen> ranks, double now, c
   const Members rivals = near(seconds, now, kFarBehind);
   const std::string what = "the median of " + std::to_string(rules_.interval) + " steps is " +
                            milliseconds(now) + " and was " + milliseconds(plan_.usual);
-  if (const auto rank = rank_that_changed(ranks, now - plan_.usual)) {
-    add_change(step, what + ", by rank " + std::to_string(*rank) + " alone" +
-                         (now > plan_.usual ? ", for which the others wait" : "") + ": " +
+  if (const auto changed = ranks_that_changed(ranks, now - plan_.usual); !changed.empty()) {
+    std::string who = changed.size() == 1 ? "rank" : "ranks";
+    for (const std::size_t rank : changed) who += (rank == changed[0] ? " " : ", ") + std::to_string(rank);
+    add_change(step, what + ", by " + who + " alone" +
+                         (now <= plan_.usual ? "" : ", for which the others wait") + ": " +
                          name_of(plan_.choice) + " stays");
     return take_as_usual(now);
   }

@@ -46,39 +46,31 @@ namespace {
 /// More of the change than this is no chance.
 constexpr double kFairShare = 0.2;
 
-/// The rank whose exchange shows least of the change, how much that is, and what the one with most shows.
-struct Growth {
-  std::size_t rank = 0;
-  double least = 0;
-  double most = 0;
-};
-
-/// Nothing where it is not known.
-std::optional<Growth> growth_of_exchange(Span<const Seen> ranks, double change) {
-  Growth all;
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    if (ranks[i].inside_before < 0) return {};
-    const double one = (ranks[i].inside - ranks[i].inside_before) / change;
-    if (i == 0 || one < all.least) {
-      all.rank = i;
-      all.least = one;
-    }
-    all.most = i == 0 ? one : std::max(all.most, one);
+/// What part of the change each rank's exchange shows. Empty where it is not known.
+std::vector<double> growth_of_exchange(Span<const Seen> ranks, double change) {
+  std::vector<double> growth;
+  for (const Seen& one : ranks) {
+    if (one.inside_before < 0) return {};
+    growth.push_back((one.inside - one.inside_before) / change);
   }
-  return all;
+  return growth;
 }
 
 }  // namespace
 
 bool is_computing_alone(Span<const Seen> ranks, double change) {
   const auto growth = growth_of_exchange(ranks, change);
-  return growth && growth->most < kFairShare;
+  return !growth.empty() && *std::ranges::max_element(growth) < kFairShare;
 }
 
-std::optional<std::size_t> rank_that_changed(Span<const Seen> ranks, double change) {
+std::vector<std::size_t> ranks_that_changed(Span<const Seen> ranks, double change) {
   const auto growth = growth_of_exchange(ranks, change);
-  if (!growth || growth->most < 0.5 || growth->least > kFairShare) return {};
-  return growth->rank;
+  std::vector<std::size_t> changed;
+  if (growth.empty() || *std::ranges::max_element(growth) < 0.5) return changed;
+  for (std::size_t i = 0; i < growth.size(); ++i) {
+    if (growth[i] <= kFairShare) changed.push_back(i);
+  }
+  return changed;
 }
 
 }  // namespace thinwire

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <optional>
+#include <vector>
 
 #include "thinwire/span.h"
 
@@ -125,8 +125,8 @@ struct LinkWatch {
 /// what training computes takes another time. False where the exchange's time is not known.
 bool is_computing_alone(Span<const Seen> ranks, double change);
 
-/// The rank that alone explains why steps take `change` seconds more or less: the others spend more or less
-/// time in the exchange as they wait for it, and it does not.
-std::optional<std::size_t> rank_that_changed(Span<const Seen> ranks, double change);
+/// The ranks, in ascending order, that explain why steps take `change` seconds more or less: the others spend
+/// more or less time in the exchange as they wait for these, and these do not. Empty where no such ones are.
+std::vector<std::size_t> ranks_that_changed(Span<const Seen> ranks, double change);
 
 }  // namespace thinwire

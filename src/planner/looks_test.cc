@@ -96,11 +96,17 @@ TEST(IsComputingAlone, WhereNoRanksExchangeShowsTheChange) {
   EXPECT_FALSE(of({{.inside = 0.01, .inside_before = -1}}, 0.1)) << "not known";
 }
 
-TEST(RankThatChanged, IsTheOneWhoseExchangeDoesNotShowTheChange) {
-  const std::vector<Seen> ranks = {{.inside = 0.11, .inside_before = 0.01},
-                                   {.inside = 0.01, .inside_before = 0.01}};
-  EXPECT_EQ(rank_that_changed(Span<const Seen>(ranks), 0.1), 1);
-  EXPECT_FALSE(rank_that_changed(Span<const Seen>(ranks), 1.0)) << "so little explains nothing";
+TEST(RanksThatChanged, AreThoseWhoseExchangeDoesNotShowTheChange) {
+  using Ranks = std::vector<std::size_t>;
+  const auto of = [](const std::vector<double>& inside, double change) {
+    std::vector<Seen> seen;
+    for (const double one : inside) seen.push_back({.inside = one, .inside_before = 0.01});
+    return ranks_that_changed(Span<const Seen>(seen), change);
+  };
+  EXPECT_EQ(of({0.11, 0.01}, 0.1), Ranks({1}));
+  EXPECT_EQ(of({0.11, 0.01, 0.02, 0.10}, 0.1), Ranks({1, 2}));
+  EXPECT_EQ(of({0.11, 0.11}, 0.1), Ranks()) << "the network";
+  EXPECT_EQ(of({0.11, 0.01}, 1.0), Ranks()) << "so little explains nothing";
 }
 
 /// Of 0.1 s that another system's step took, 0.02 s were computing.

@@ -72,27 +72,28 @@ std::string what_is_left(const Plan& plan, double within, const std::string& of)
          milliseconds(doubt_between(choice, fastest)) + " is what timing cannot tell";
 }
 
-std::string reason_of(const Plan& plan, double within, bool first_is_exact) {
+std::string reason_of(const Plan& plan, double within, bool one_host) {
   const PlanRow& dense = plan.rows.front();
   const PlanRow& choice = plan.rows[plan.choice];
   if (plan.workers == 1) return "one worker: nothing is sent, so compression cannot help you here";
+  if (one_host) {
+    return "all " + std::to_string(plan.workers) +
+           " workers share a host: nothing crosses the link, so compression cannot help you here";
+  }
   if (plan.choice != 0) {
     std::string text = "a step takes " + percent(1 - choice.cost.step / dense.cost.step) +
                        " less time than with " + dense.spec;
     if (plan.choice != plan.fastest) text += ", and " + what_is_left(plan, within, " more");
     return text;
   }
-  // Of candidates among which there is none that is exact, the first one says nothing about compression.
+  const std::string waited = percent(dense.cost.exposed() / dense.cost.step) + " of a step with " +
+                             dense.spec + " is synchronization that is waited for";
+  if (plan.rows.size() == 1) return dense.spec + " is the only candidate: " + waited;
+  // Beside any other one than dense the first says nothing about compression.
   const std::string cannot =
-      first_is_exact ? "compression cannot help you here: " : "no candidate after it is much faster: ";
-  if (dense.cost.exposed() <= within * dense.cost.step) {
-    return cannot + percent(dense.cost.exposed() / dense.cost.step) + " of a step with " + dense.spec +
-           " is synchronization that is waited for";
-  }
-  if (plan.fastest == 0) {
-    return cannot + percent(dense.cost.exposed() / dense.cost.step) + " of a step with " + dense.spec +
-           " is synchronization that is waited for, and every other candidate costs more";
-  }
+      dense.spec == "dense" ? "compression cannot help you here: " : "no candidate after it is much faster: ";
+  if (dense.cost.exposed() <= within * dense.cost.step) return cannot + waited;
+  if (plan.fastest == 0) return cannot + waited + ", and every other candidate costs more";
   return cannot + what_is_left(plan, within, " of a step");
 }
 
@@ -332,7 +333,7 @@ Plan StepPlanner::plan(int workers, const VirtualLink& link) {
     plan.rows.push_back(row_of(spec, workers, link));
   }
   choose(plan, request_.within);
-  plan.reason = reason_of(plan, request_.within, candidates_.front().pipeline.lossless);
+  plan.reason = reason_of(plan, request_.within, workers <= here && !request_.reduce_in_host);
   return plan;
 }
 

@@ -116,11 +116,19 @@ TEST(Plan, SaysWhereCompressionCannotHelp) {
   const Plan slow = StepPlanner(request).plan(4, kGbit);
   EXPECT_EQ(slow.choice, 0u);
   EXPECT_NE(slow.reason.find("every other candidate costs more"), std::string::npos) << slow.reason;
-  request.specs = {"casq"};
   request.codecs.clear();
-  const std::string lossy = StepPlanner(request).plan(4, fast).reason;
-  EXPECT_EQ(lossy.find("compression"), std::string::npos) << lossy;
-  EXPECT_NE(lossy.find("no candidate after it is much faster"), std::string::npos) << lossy;
+  for (const auto& [specs, says] : {std::pair<std::vector<std::string>, std::string>{
+                                        {"casq", "qsgd"}, "no candidate after it is much faster: "},
+                                    {{"zen"}, "zen is the only candidate: "}}) {
+    request.specs = specs;
+    const std::string lossy = StepPlanner(request).plan(4, fast).reason;
+    EXPECT_EQ(lossy.find("compression"), std::string::npos) << lossy;
+    EXPECT_EQ(lossy.find(says), 0u) << lossy;
+  }
+  request.specs = {"dense", "casq"};
+  request.ranks_per_host = 4;
+  EXPECT_EQ(StepPlanner(request).plan(4, kGbit).reason.find("all 4 workers share a host: nothing crosses"),
+            0u);
 }
 
 TEST(Plan, SaysWhatIsGained) {
