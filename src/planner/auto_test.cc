@@ -109,8 +109,8 @@ TEST(Auto, WhatTheGuardDidInTheTrialIsNoReasonAfterwards) {
     const std::string explained = training.session().explain();
     EXPECT_NE(explained.find("so dense in its place for"), std::string::npos) << explained;
     EXPECT_EQ(explained.find("since the guard changed"), std::string::npos) << explained;
-    // Its fourth step in a row is measured, and the fifth one goes by dense: the last of four, and the only one
-    // that counts.
+    // Its fourth step in a row is measured, and the fifth one goes by dense: the last of four, and the only
+    // one that counts.
     EXPECT_NE(explained.find(" with power_sgd:rank=32:bits=8 (with dense in 1 of 4 steps, and by these). Of"),
               std::string::npos)
         << explained;
