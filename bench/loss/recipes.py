@@ -29,7 +29,7 @@ OTHER_STEPS = [
 ]
 
 # The same along the main directions of each matrix.
-KLT = ["klt", "klt:step=1"]
+KLT = ["klt", "klt:step=0.7", "klt:step=2"]
 
 # What auto chooses on a slow link, and what it may choose.
 AUTO = "auto:link=100Mbit:50us"
@@ -115,8 +115,7 @@ RECIPES = {
         + ONE_FACTOR + IN_BLOCKS + [AUTO, AUTO_WITH_MORE_BUDGET] + HALF + REMEDIES + BEGUN_WITHOUT_SIGNS + GUARDED
         + MADE_FOR_ADAM + CLIPPED_FIRST
         + [signs_of_momentum(99), signs_of_momentum(39), signs_of_momentum(99, "clip:norm=2"), VARIANCE_MOVES] + MORE_RATE
-        + MARSIT_WITH_ADAM + BY_LAYER + ENTROPY_CODED + OTHER_STEPS + KLT
-        + ["warm_up:steps=50:with=ecsq/step=0.1+klt:step=0.4"]),
+        + MARSIT_WITH_ADAM + BY_LAYER + ENTROPY_CODED + OTHER_STEPS + KLT),
     "transformer-wikitext2": (
         AS_THEY_COME + LOW_RANK_IN_CODES + LOW_RANK_AFTER_CODES + IN_BLOCKS + [AUTO] + CLIPPED_ALONE
         + [signs_of_momentum(99), signs_of_momentum(99, "clip:norm=2"), signs_of_momentum(39)]

@@ -80,8 +80,9 @@ Losses of_ecsq(const Options& options) {
   return {.adam = options.real("local", 0, 1) > 0.5 ? 0 : 0.1};
 }
 
+/// Steps between 0.7 and 2 were not measured.
 Losses of_klt(const Options& options) {
-  return {.adam = options.real("step", 0.05, 16) < 1 ? 0 : 0.1};
+  return {.adam = options.real("step", 0.05, 16) < 2 ? 0 : 0.1};
 }
 
 /// Steps of a warm-up from which on it is like the measured ones.

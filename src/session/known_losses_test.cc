@@ -26,9 +26,9 @@ TEST(KnownLosses, GoByTheSystemItsOptionsAndTheOptimizer) {
   EXPECT_TRUE(says("power_sgd", TrainedWith::adam, "0.1"));
   EXPECT_TRUE(says("acp_sgd:rank=32:bits=8", TrainedWith::adam, "0.1"));
   EXPECT_TRUE(says("ecsq:local=0.5", TrainedWith::adam, "0.1"));
-  EXPECT_TRUE(says("klt:step=1", TrainedWith::adam, "0.1"));
+  EXPECT_TRUE(says("klt:step=2", TrainedWith::adam, "0.1"));
   for (const char* kept : {"power_sgd:rank=15:bits=8", "acp_sgd:rank=64", "ecsq", "ecsq:local=0.75",
-                           "klt:step=0.4", "warm_up:steps=50+klt:step=1"}) {
+                           "klt:step=0.7", "warm_up:steps=50+klt:step=2"}) {
     EXPECT_EQ(known_loss(kept, TrainedWith::adam), "") << kept;
   }
   for (const char* kept :
