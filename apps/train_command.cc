@@ -95,7 +95,8 @@ void add_train_command(CLI::App& app) {
           ->default_str(by_model(&Defaults::batch));
   CLI::Option* rate =
       command->add_option("--lr", options.learning_rate, "Learning rate, the largest of its schedule")
-          ->default_str(by_model(&Defaults::learning_rate));
+          ->default_str(by_model(&Defaults::learning_rate) +
+                        "; with another optimizer adamw: 0.001, sgd: 0.05");
   command
       ->add_option("--lr-schedule", arguments->schedule,
                    "cosine or linear (after a short warm-up down to 0), or constant")
@@ -207,6 +208,10 @@ void add_train_command(CLI::App& app) {
     chosen.optimizer =
         arguments->optimizer == "adamw" ? train::OptimizerKind::adamw : train::OptimizerKind::sgd;
     fall_back(optimizer, chosen.optimizer, defaults.optimizer);
+    // The rate of a model is that of its own optimizer.
+    if (chosen.optimizer != defaults.optimizer) {
+      fall_back(rate, chosen.learning_rate, chosen.optimizer == train::OptimizerKind::adamw ? 0.001 : 0.05);
+    }
     if (seeds->count() == 0) chosen.seeds = {chosen.seed};
     chosen.schedule = train::schedule_named(arguments->schedule);
     chosen.specs = systems_to_train(arguments->sync, sync->count() > 0, arguments->compare);

@@ -72,6 +72,11 @@ void check_momentum(const Options& options) {
   if (options.momentum >= 1) {
     throw std::invalid_argument("--momentum " + std::to_string(options.momentum) + ": give less than 1");
   }
+  if (thinwire::builtin_registry().freezes_variance(options.spec)) {
+    throw std::invalid_argument(options.spec +
+                                " needs an Adam whose variance stands still in some steps "
+                                "(Session::variance_is_frozen), and this example has none");
+  }
   const bool adam = options.optimizer == "adamw";
   const double own = adam ? 0.9 : options.momentum;
   for (const auto& need : thinwire::builtin_registry().momentum_needs(options.spec)) {
@@ -243,11 +248,6 @@ void train(const Options& options) {
   torch::nn::Module& model = task->model();
   const auto optimizer = make_optimizer(options, model.parameters());
 
-  if (thinwire::builtin_registry().freezes_variance(options.spec)) {
-    throw std::invalid_argument(options.spec +
-                                " needs an Adam whose variance stands still in some steps "
-                                "(Session::variance_is_frozen), and this example has none");
-  }
   // One bucket of all parameters: their gradients lie one after the other in `gradients`.
   thinwire::Session session(options.spec, *communicator);
   thinwire::BucketLayout layout;

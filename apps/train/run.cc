@@ -111,6 +111,10 @@ void check_momentum(const Options& options) {
   const bool adam = options.optimizer == OptimizerKind::adamw;
   const double own = adam ? std::get<0>(torch::optim::AdamWOptions().betas()) : options.momentum;
   for (const auto& spec : options.specs) {
+    // What is wrong with the spec itself comes first.
+    const SpecPair pair = parse_spec_pair(spec);
+    builtin_registry().make(pair.dense);
+    builtin_registry().make(pair.rows);
     HeldVariance::require_variance(options.optimizer, spec);
     for (const MomentumNeed& need : builtin_registry().momentum_needs(spec)) {
       if (!need.option.empty() && std::abs(own - need.value) > 1e-6) {
@@ -157,6 +161,12 @@ void check_local_steps(const Options& options) {
                     options.local_steps, options.model));
   }
   for (const auto& spec : options.specs) {
+    for (const std::string& system : builtin_registry().unclipped(spec)) {
+      throw std::invalid_argument(fmt::format(
+          "--sync {}: {} is for gradients, and with --local-steps {} ranks synchronize updates; leave "
+          "one of them out",
+          spec, system, options.local_steps));
+    }
     if (!builtin_registry().freezes_variance(spec)) continue;
     throw std::invalid_argument(
         fmt::format("--sync {}: it freezes Adam's variance for means of gradients, and with --local-steps {} "

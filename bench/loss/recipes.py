@@ -81,6 +81,8 @@ BY_LAYER = [
     "decay:factor=0.999+top_k:ratio=0.01+zen",
 ]
 MARSIT_WITH_ADAM = [
+    # The recipe that keeps the accuracy of images.
+    "marsit:full_every=2",
     "marsit:full_every=8", "marsit:full_every=2:eta_factor=1 --local-steps 4",
     # Full steps by the residual's length in place of a count.
     "marsit:full_every=0:full_above=1", "marsit:full_every=0:eta_factor=3:full_above=2",

@@ -55,8 +55,13 @@ void refuse_comparison(const SystemInfo& stage, const SpecPart& part, const Syst
                               instead + ", or leave out " + stage.name);
 }
 
-void refuse_comparison_behind(const SystemInfo& front, const SystemInfo& stage) {
-  if (!front.sparsifies) return;
+void refuse_behind(const SystemInfo& front, const SystemInfo& stage) {
+  if (stage.clips) {
+    throw std::invalid_argument(stage.name + " behind " + front.name +
+                                " would not clip all of the gradient in all steps; put " + stage.name +
+                                " in front");
+  }
+  if (!stage.compares || !front.sparsifies) return;
   throw std::invalid_argument(stage.name + " behind " + front.name +
                               " would not meet what that leaves out; put " + stage.name + " in front");
 }
@@ -168,7 +173,7 @@ void refuse_meaningless(const std::vector<SpecPart>& parts, const std::vector<co
     for (std::size_t j = 0; j < i; ++j) {
       refuse_same_state(*infos[j], *infos[i]);
       if (infos[j]->compares) refuse_comparison(*infos[j], parts[i], *infos[i]);
-      if (infos[i]->compares) refuse_comparison_behind(*infos[j], *infos[i]);
+      refuse_behind(*infos[j], *infos[i]);
     }
   }
   if (sparsifier != nullptr && !last.takes_rows) {

@@ -306,7 +306,8 @@ TEST(Clip, RowsAreClippedAsTheyAre) {
 
 TEST(Clip, BelongsInFrontOfWhatMeasuresAndSelects) {
   for (const std::string spec :
-       {"guard+clip+casq", "top_k+clip+zen", "clip:norm=0+casq", "clip:norm=-1+casq"}) {
+       {"guard+clip+casq", "top_k+clip+zen", "clip:norm=0+casq", "clip:norm=-1+casq", "whole+clip+casq",
+        "warm_up:steps=50+clip+casq", "momentum+clip+casq", "decay+clip+casq", "clip+clip+casq"}) {
     EXPECT_THROW(builtin_registry().make(spec), std::invalid_argument) << spec;
   }
   EXPECT_NO_THROW(builtin_registry().make("clip+guard+casq"));

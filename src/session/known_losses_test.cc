@@ -27,8 +27,14 @@ TEST(KnownLosses, GoByTheSystemItsOptionsAndTheOptimizer) {
   EXPECT_TRUE(says("acp_sgd:rank=32:bits=8", TrainedWith::adam, "0.1"));
   EXPECT_TRUE(says("ecsq:local=0.5", TrainedWith::adam, "0.1"));
   EXPECT_TRUE(says("klt:step=2", TrainedWith::adam, "0.1"));
-  for (const char* kept : {"power_sgd:rank=15:bits=8", "acp_sgd:rank=64", "ecsq", "ecsq:local=0.75",
-                           "klt:step=0.7", "warm_up:steps=50+klt:step=2"}) {
+  EXPECT_TRUE(says("one_bit_adam", TrainedWith::adam, "0.4"));
+  EXPECT_TRUE(says("zero_one_adam", TrainedWith::adam, "1.0"));
+  EXPECT_TRUE(says("warm_up:steps=50+zero_one_adam", TrainedWith::adam, "0.4"));
+  EXPECT_TRUE(says("clip+warm_up:steps=50+casq", TrainedWith::adam, "0.1"));
+  EXPECT_TRUE(says("decay:factor=0.99+top_k:ratio=0.01+zen", TrainedWith::adam, "0.7"));
+  for (const char* kept :
+       {"power_sgd:rank=15:bits=8", "acp_sgd:rank=64", "ecsq", "ecsq:local=0.75", "klt:step=0.7",
+        "warm_up:steps=50+klt:step=2", "clip+one_bit_adam", "clip+warm_up:steps=50+zero_one_adam"}) {
     EXPECT_EQ(known_loss(kept, TrainedWith::adam), "") << kept;
   }
   for (const char* kept :
@@ -53,9 +59,8 @@ TEST(KnownLosses, GoByTheStagesInFront) {
   EXPECT_TRUE(says("clip+casq", TrainedWith::adam, "0.2"));
   EXPECT_NE(known_loss("clip+casq", TrainedWith::adam).find("clipped first"), std::string::npos);
   EXPECT_EQ(known_loss("clip+casq:bits=4", TrainedWith::adam), "");
-  for (const char* unmeasured : {"clip+ef_signsgd", "clip+warm_up:steps=50+casq"}) {
-    EXPECT_EQ(known_loss(unmeasured, TrainedWith::adam), "") << unmeasured;
-  }
+  EXPECT_EQ(known_loss("clip+ef_signsgd", TrainedWith::adam), "");  // not measured
+  EXPECT_EQ(known_loss("decay+top_k:ratio=0.01+zen", TrainedWith::momentum), "");
   EXPECT_EQ(known_loss("clip+casq", TrainedWith::momentum), "");
   for (const std::string stage : {"guard", "momentum", "decay", "whole"}) {
     EXPECT_EQ(known_loss(stage + "+casq", TrainedWith::adam), "") << stage;
