@@ -62,7 +62,8 @@ Losses of_ef_signsgd(const Options&) {
 
 Losses of_marsit(const Options& options) {
   const std::int64_t full_every = options.integer("full_every", 0, kMost);
-  if (full_every < 8 || options.text("full_above") != "0") return {};
+  if (full_every < 2 || options.text("full_above") != "0") return {};
+  if (full_every < 8) return {.adam = 0.3};
   return {.adam = 0.4, .momentum = full_every < 100 ? 0 : 0.7, .adam_after_warm_up = 0.3};
 }
 
