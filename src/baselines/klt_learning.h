@@ -27,6 +27,9 @@ inline constexpr int kTurnSweeps = 1;
 /// Turned often, directions drift from being orthonormal by rounding. After so many steps they are made so.
 inline constexpr std::uint64_t kStepsOfDrift = 256;
 
+/// Below this nothing is known. Products begin near 1.
+inline constexpr double kLeastProduct = 1e-30;
+
 /// Learns what a bucket knows of its tiles, in place, from one step's mean.
 class DirectionLearner {
  public:
@@ -100,8 +103,10 @@ class DirectionLearner {
     const auto vectors = vectors_.first(n * n);
     for (std::size_t i = 0; i < n; ++i) {
       for (std::size_t k = 0; k < n; ++k) {
-        matrix[i * n + k] =
+        const double product =
             (static_cast<double>(products[i * n + k]) + static_cast<double>(products[k * n + i])) / 2;
+        // Without gradients products decay down to where rounding keeps them from falling further.
+        matrix[i * n + k] = std::abs(product) < kLeastProduct ? 0 : product;
       }
     }
     symmetric_eigenvectors(n, matrix, vectors, kTurnTolerance, kTurnSweeps);

@@ -105,8 +105,8 @@ class KltStep {
     next_ = Span<float>(*next);
     // The coefficients of what was said are in left_ and mean_: own_ is free.
     DirectionLearner(step_, rules_.every, next_).learn(cut_, Span<const float>(mean_), own_, turned_);
-    turn_back();
     if (!state_.room) begin();
+    turn_back();
     state_.learned = next;
   }
 
@@ -167,15 +167,20 @@ class KltStep {
     const auto lengths = learned(group.lengths(), group.rows);
     return std::ranges::any_of(lengths, [](float length) { return length > 0; });
   }
-  /// The lengths of a group's rows in units of their root mean square; 1 where none has any.
+  /// The lengths of a group's rows in units of their root mean square. A row that has none yet counts as one
+  /// of that length: as a short one it would make the group's step coarse for all others.
   Span<const float> relative_lengths(const RowGroup& group) {
     const auto lengths = learned(group.lengths(), group.rows);
     double squares = 0;
-    for (const float length : lengths) squares += static_cast<double>(length) * static_cast<double>(length);
-    const double unit = std::sqrt(squares / static_cast<double>(group.rows));
+    std::size_t known = 0;
+    for (const float length : lengths) {
+      squares += static_cast<double>(length) * static_cast<double>(length);
+      known += length > 0 ? 1 : 0;
+    }
+    const double unit = std::sqrt(squares / static_cast<double>(std::max<std::size_t>(known, 1)));
     const auto relative = relative_.first(group.rows);
     for (std::size_t i = 0; i < group.rows; ++i) {
-      relative[i] = unit > 0
+      relative[i] = unit > 0 && lengths[i] > 0
                         ? static_cast<float>(std::max(static_cast<double>(lengths[i]) / unit, kLeastLength))
                         : 1.0f;
     }

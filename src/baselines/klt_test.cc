@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "baselines/low_rank_runner.h"
+#include "kernels/test_vectors.h"
 #include "thinwire/session.h"
 
 namespace thinwire::klt_test {
@@ -181,6 +182,38 @@ std::uint64_t bytes_of_both_sides(bool flips) {
     }
   });
   return bytes;
+}
+
+/// A row that has its first gradient has no length yet. It must not make the step of its group coarse.
+TEST(Klt, ARowThatWakesDoesNotStarveTheOthers) {
+  constexpr std::size_t kRows = 2048, kWidth = 64;
+  for (const bool table : {true, false}) {
+    const BucketLayout layout =
+        table ? BucketLayout{{"table", kRows * kWidth, kRows}} : BucketLayout{{"matrix", 128 * kWidth, 128}};
+    const std::size_t rows = layout[0].rows;
+    run_in_process(2, [&](Communicator& communicator) {
+      Session session("klt", communicator);
+      session.add_bucket(layout);
+      std::vector<float> residual(rows * kWidth, 0.0f);
+      for (std::size_t step = 0; step < 40; ++step) {
+        // Of the table one row in 30, others in each step; of the matrix all but the first, which wakes.
+        auto gradient = test_values(
+            rows * kWidth, static_cast<unsigned>(3 * step) + 1 + static_cast<unsigned>(communicator.rank()));
+        for (std::size_t row = 0; row < rows; ++row) {
+          const bool active = table ? (row * 7 + step * 11) % 30 == 0 : row > 0 || step >= 20;
+          if (active) continue;
+          std::fill_n(gradient.begin() + static_cast<std::ptrdiff_t>(row * kWidth), kWidth, 0.0f);
+        }
+        for (std::size_t i = 0; i < residual.size(); ++i) residual[i] += gradient[i];
+        const double p = norm(residual);
+        session.synchronize(0, gradient);
+        const auto left = session.residual(0);
+        residual.assign(left.begin(), left.end());
+        session.next_step();
+        EXPECT_LT(norm(residual), 0.3 * p) << (table ? "table, step " : "matrix, step ") << step;
+      }
+    });
+  }
 }
 
 TEST(Klt, BothSidesAreTurned) {

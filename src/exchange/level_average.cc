@@ -189,10 +189,13 @@ class LevelAverage {
       if (blocks.square == nullptr) return;
       const auto shared = norms.subspan(blocks.begin, blocks.end - blocks.begin);
       double sum = 0;
+      std::size_t count = 0;  // of blocks with anything to say
       for (const float norm : shared) {
+        count += norm > 0 ? 1 : 0;
         sum += blocks.has_order() ? static_cast<double>(norm) : std::sqrt(static_cast<double>(norm));
       }
-      const double mean = sum / static_cast<double>(shared.size());
+      const double mean =
+          sum / static_cast<double>(blocks.has_order() ? shared.size() : std::max<std::size_t>(count, 1));
       std::ranges::fill(shared, static_cast<float>(blocks.has_order() ? mean : mean * mean));
     });
     if (std::ranges::any_of(norms, [](float norm) { return !std::isfinite(norm); })) {
