@@ -16,22 +16,24 @@
 // of V. Gupta et al., Shampoo, ICML 2018. The code: exchange/level_average.h.
 //
 // A row is one of the longer side of a matrix. The shorter side is cut into tiles, each as wide as a power of
-// two, at most 128, and a tile's rows into groups of as many. Rows of a table have no groups
-// (kMostRowsPerColumn). Parameters whose leading dimension is not known, and vectors, have no directions.
-// Each tile, and each such parameter, begins a block of 128 coefficients.
+// two, at most 128, and a tile's rows into groups of as many. Groups of a table have lengths and no
+// directions (kMostRowsPerColumn). Parameters whose leading dimension is not known, and vectors, have no
+// directions. Each tile, and each such parameter, begins a block of 128 coefficients.
 //
-// Steps are multiples of a root mean square: of a group's coefficients, which share one, and of a block's
-// elsewhere, which is a row where tiles are 128 wide. Adam makes the small rows of a matrix as large as the
-// others, so they must not wait longer. So the rows of a group are divided by their lengths: a running root
-// mean square of what the mean had there. A row that is small for once so takes few bits.
+// Steps are multiples of a root mean square: of a group's coefficients, which share one; in a table's group,
+// of the mean of its blocks'; and of a block's elsewhere, which is a row where tiles are 128 wide. Adam makes
+// the small rows of a matrix as large as the others, so they must not wait longer. So the rows of a group are
+// divided by their lengths: a running root mean square of what the mean had there. A row that is small for
+// once so takes few bits.
 //
 // Levels travel in an order in which those of about one size are neighbours: in a group, of coefficient k of
 // row i, by (i + 1) (k + 1), since directions are sorted; elsewhere by direction (LevelRules::by_place).
 //
-// Directions begin as the axes. They are turned after steps 1, 2, 4, ... and after every `every`th: until the
-// running products of coefficients along two of them are small beside the directions' own. Every rank finds
-// them from the same means, with the same bits, so nothing travels for them. What all have learned has a
-// digest, which frames carry: where a rank has learned something else, its frames are refused.
+// Directions begin as the axes. They are turned after steps 1, 2, 4, ... and after every `every`th, by one
+// pass over all pairs: those are turned whose running products are not small beside the directions' own. What
+// a pass leaves the next one goes on with. Every rank finds them from the same means, with the same bits, so
+// nothing travels for them. What all have learned has a digest, which frames carry: where a rank has learned
+// something else, its frames are refused.
 //
 // Bytes per rank: those of its frames, which depend on the data. payload_bytes() gives what coefficients of a
 // normal distribution take: more than gradients' do.

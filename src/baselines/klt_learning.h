@@ -24,7 +24,8 @@ inline constexpr float kDecayOfProducts = 0.95f;
 inline constexpr double kTurnTolerance = 0.05;
 /// Sweeps at a time. What one leaves the next time's goes on with.
 inline constexpr int kTurnSweeps = 1;
-/// Turned often, directions drift from being orthonormal by rounding. After so many steps they are made so.
+/// Turned often, directions drift from being orthonormal by rounding. They are made so by a turn that falls
+/// on a multiple of so many steps.
 inline constexpr std::uint64_t kStepsOfDrift = 256;
 
 /// Below this nothing is known. Products begin near 1.
