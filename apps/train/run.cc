@@ -161,17 +161,18 @@ void check_local_steps(const Options& options) {
                     options.local_steps, options.model));
   }
   for (const auto& spec : options.specs) {
+    if (builtin_registry().freezes_variance(spec)) {
+      throw std::invalid_argument(
+          fmt::format("--sync {}: it freezes Adam's variance for means of gradients, and with --local-steps "
+                      "{} ranks synchronize updates; leave --local-steps out",
+                      spec, options.local_steps));
+    }
     for (const std::string& system : builtin_registry().unclipped(spec)) {
       throw std::invalid_argument(fmt::format(
           "--sync {}: {} is for gradients, and with --local-steps {} ranks synchronize updates; leave "
           "one of them out",
           spec, system, options.local_steps));
     }
-    if (!builtin_registry().freezes_variance(spec)) continue;
-    throw std::invalid_argument(
-        fmt::format("--sync {}: it freezes Adam's variance for means of gradients, and with --local-steps {} "
-                    "ranks synchronize updates; leave --local-steps out",
-                    spec, options.local_steps));
   }
 }
 

@@ -356,6 +356,10 @@ TEST(LocalSteps, RefuseWhatDoesNotGoWithThem) {
   });
   expect("--sync zero_one_adam: it freezes Adam's variance",
          [](Options& options) { options.specs = {"zero_one_adam"}; });
+  expect("--sync clip+qsgd: clip is for gradients", [](Options& options) { options.specs = {"clip+qsgd"}; });
+  expect("--sync momentum+power_sgd: momentum is for gradients", [](Options& options) {
+    options.specs = {"dense", "momentum+power_sgd"};
+  });
 }
 
 }  // namespace
