@@ -27,11 +27,12 @@
 // once so takes few bits.
 //
 // Levels travel in an order in which those of about one size are neighbours: in a group, of coefficient k of
-// row i, by (i + 1) (k + 1), since directions are sorted; elsewhere by direction (LevelRules::by_place).
+// row i, by (i + 1) (k + 1), since directions are sorted; elsewhere by direction (LevelSquare::columns,
+// LevelRules::by_place).
 //
-// Directions begin as the axes. They are turned after steps 1, 2, 4, ... and after every `every`th, by one
-// pass over all pairs: those are turned whose running products are not small beside the directions' own. What
-// a pass leaves the next one goes on with. Every rank finds them from the same means, with the same bits, so
+// Directions begin as the axes. They are turned after a tile's steps 1, 2, 4, ... and after every `every`th,
+// by one pass over all pairs: those are turned whose running products are not small beside the directions'
+// own. What a pass leaves the next one goes on with. Every rank finds them from the same means, with the same bits, so
 // nothing travels for them. What all have learned has a digest, which frames carry: where a rank has learned
 // something else, its frames are refused.
 //

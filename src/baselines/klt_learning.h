@@ -35,15 +35,16 @@ inline constexpr double kLeastProduct = 1e-30;
 class DirectionLearner {
  public:
   /// `known`: what the bucket has learned (klt_tiles.h), changed by learn().
-  /// Directions are turned after steps 1, 2, 4, ... and after every `every`th.
+  /// Directions are turned after the tile's steps 1, 2, 4, ... and after every `every`th.
   DirectionLearner(Step& step, std::uint64_t every, Span<float> known)
-      : step_(step), turns_(turns_after(step.index + 1, every)), known_(known) {}
+      : step_(step), every_(every), known_(known) {}
 
   /// Every rank calls it with the same bits in `mean`, and has the same bits in `known` then.
   /// mean: the mean's coefficients. scaled: room for as many. columns: room for the largest tile.
   void learn(const TileCut<Step>& cut, Span<const float> mean, Span<float> scaled, Span<float> columns) {
     cut.for_each([&](const Tile& tile) {
       if (!tile.turned) return;
+      count_step(known_[tile.steps()]);
       const RowsOf<float> rows{scaled.subspan(tile.coefficients, tile.elements()), tile.width};
       scale_rows(tile, mean.subspan(tile.coefficients, tile.elements()), rows.values);
       const RowsOf<float> turned{columns.first(tile.elements()), tile.rows};
@@ -63,6 +64,13 @@ class DirectionLearner {
   }
 
  private:
+  /// And whether directions turn after it.
+  void count_step(float& steps) {
+    steps = steps < kMostSteps ? steps + 1 : kMostSteps / 2 + 1;
+    steps_ = static_cast<std::uint64_t>(steps);
+    turns_ = turns_after(steps_, every_);
+  }
+
   static bool turns_after(std::uint64_t steps, std::uint64_t every) {
     return steps < every ? std::has_single_bit(steps) : steps % every == 0;
   }
@@ -119,12 +127,14 @@ class DirectionLearner {
     const RowsOf<float> turned{room_.subspan(n * n, n * n), n};
     multiply_rows(step_.executor, n, n, n, read(turns), {Span<const float>(directions), n}, {}, turned,
                   Rounding::same_bits);
-    if ((step_.index + 1) % kStepsOfDrift == 0) orthonormalise(n, n, turned.values);
+    if (steps_ % kStepsOfDrift == 0) orthonormalise(n, n, turned.values);
     std::ranges::copy(turned.values, directions.begin());
   }
 
   Step& step_;
-  bool turns_;
+  std::uint64_t every_;
+  std::uint64_t steps_ = 0;  // of the tile at hand, with this one
+  bool turns_ = false;
   Span<float> known_;
   Span<double> matrix_ = step_.workspace.take<double>(kMostTileWidth * kMostTileWidth);
   Span<double> vectors_ = step_.workspace.take<double>(kMostTileWidth * kMostTileWidth);

@@ -32,6 +32,9 @@ inline constexpr double kLeastLength = 1e-4;
 /// What a step leaves of the squared lengths before it: most, since rows that are divided by other lengths
 /// lie along other directions. In the first steps all count alike.
 inline constexpr double kDecayOfLengths = 0.99;
+/// A row's squared length of one step counts as at most so many times its running one, or its group's if that
+/// is more. Otherwise one gradient far larger than the others makes a row coarse for hundreds of steps.
+inline constexpr double kMostGrowth = 256;
 
 struct KltRules {
   LevelRules levels;
@@ -141,6 +144,7 @@ class KltStep {
         squares[next++] = {
             .first = (tile.coefficients + group.begin * tile.width) / kSteppedBlock,
             .blocks = group.rows * tile.width / kSteppedBlock,
+            .columns = tile.width,
             .order = group.turned ? order_of(group.rows, tile.width) : Span<const std::uint16_t>()};
       });
     });
@@ -167,17 +171,21 @@ class KltStep {
     const auto lengths = learned(group.lengths(), group.rows);
     return std::ranges::any_of(lengths, [](float length) { return length > 0; });
   }
+  /// The mean squared length of a group's rows that have one.
+  double mean_square(const RowGroup& group) const {
+    double squares = 0;
+    std::size_t known = 0;
+    for (const float length : learned(group.lengths(), group.rows)) {
+      squares += static_cast<double>(length) * static_cast<double>(length);
+      known += length > 0 ? 1 : 0;
+    }
+    return squares / static_cast<double>(std::max<std::size_t>(known, 1));
+  }
   /// The lengths of a group's rows in units of their root mean square. A row that has none yet counts as one
   /// of that length: as a short one it would make the group's step coarse for all others.
   Span<const float> relative_lengths(const RowGroup& group) {
     const auto lengths = learned(group.lengths(), group.rows);
-    double squares = 0;
-    std::size_t known = 0;
-    for (const float length : lengths) {
-      squares += static_cast<double>(length) * static_cast<double>(length);
-      known += length > 0 ? 1 : 0;
-    }
-    const double unit = std::sqrt(squares / static_cast<double>(std::max<std::size_t>(known, 1)));
+    const double unit = std::sqrt(mean_square(group));
     const auto relative = relative_.first(group.rows);
     for (std::size_t i = 0; i < group.rows; ++i) {
       relative[i] = unit > 0 && lengths[i] > 0
@@ -240,7 +248,7 @@ class KltStep {
       std::ranges::copy(place.values, here.values.begin());
     }
   }
-  /// And back. Where it is the mean, its rows' lengths are learned.
+  /// And back.
   void turn_group_back(const RowGroup& group, RowsOf<float> here, std::size_t width, bool is_mean) {
     const auto lengths = relative_lengths(group);
     RowsOf<const float> place = read(here);
@@ -252,17 +260,24 @@ class KltStep {
                     is_mean ? Rounding::same_bits : Rounding::fused);
       place = read(turned);
     }
-    const double keeps = std::min(kDecayOfLengths, 1 - 1 / static_cast<double>(step_.index + 1));
+    for (std::size_t i = 0; i < group.rows; ++i) {
+      for (std::size_t k = 0; k < width; ++k) here.row(i)[k] = place.row(i)[k] * lengths[i];
+    }
+  }
+
+  /// Of a group's rows of the mean, which are back from its directions. steps: of the tile, with this one.
+  void learn_lengths(const RowGroup& group, RowsOf<const float> rows, std::size_t width, double steps) {
+    const double keeps = std::min(kDecayOfLengths, 1 - 1 / steps);
+    const double usual = mean_square(group);
     for (std::size_t i = 0; i < group.rows; ++i) {
       double squares = 0;
       for (std::size_t k = 0; k < width; ++k) {
-        here.row(i)[k] = place.row(i)[k] * lengths[i];
-        squares += static_cast<double>(here.row(i)[k]) * static_cast<double>(here.row(i)[k]);
+        squares += static_cast<double>(rows.row(i)[k]) * static_cast<double>(rows.row(i)[k]);
       }
-      if (!is_mean) continue;
+      double now = squares / static_cast<double>(width);
       float& length = next_[group.lengths() + i];
       const double before = static_cast<double>(length) * static_cast<double>(length);
-      const double now = squares / static_cast<double>(width);
+      if (usual > 0) now = std::min(now, kMostGrowth * std::max(before, usual));
       length = static_cast<float>(std::sqrt(before > 0 ? keeps * before + (1 - keeps) * now : now));
     }
   }
@@ -276,6 +291,8 @@ class KltStep {
       tile.for_groups([&](const RowGroup& group) {
         if (!rest.empty()) turn_group_back(group, rows(left_, tile, group), tile.width, false);
         turn_group_back(group, rows(mean_, tile, group), tile.width, true);
+        learn_lengths(group, read(rows(mean_, tile, group)), tile.width,
+                      static_cast<double>(next_[tile.steps()]));
       });
       if (!rest.empty()) put(tile, left_, p_, rest, Rounding::fused);
       put(tile, mean_, {}, p_, Rounding::same_bits);

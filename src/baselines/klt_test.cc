@@ -216,6 +216,59 @@ TEST(Klt, ARowThatWakesDoesNotStarveTheOthers) {
   }
 }
 
+/// A table's rows that are 64 wide share blocks of 128. Its levels travel by direction all the same.
+TEST(Klt, LevelsOfNarrowTablesTravelByDirection) {
+  constexpr std::size_t kRows = 2048, kWidth = 64;
+  std::uint64_t bytes = 0;
+  run_in_process(2, [&](Communicator& communicator) {
+    Session session("klt", communicator);
+    session.add_bucket({{"table", kRows * kWidth, kRows}});
+    for (int step = 0; step < 12; ++step) {
+      auto gradient =
+          normal_values(kRows * kWidth, static_cast<std::uint32_t>(2 * step + communicator.rank()));
+      // Directions from 1 down to a thousandth.
+      for (std::size_t i = 0; i < gradient.size(); ++i) {
+        gradient[i] *= std::exp2(-10.0f * static_cast<float>(i % kWidth) / kWidth);
+      }
+      const StepReport report = session.synchronize(0, gradient);
+      if (communicator.rank() == 0 && step == 11) bytes = report.formula_bytes;
+      session.next_step();
+    }
+  });
+  // As many elements travel as the table has: a half up and a half down. Row by row each takes 3.2 bits.
+  EXPECT_LT(8.0 * static_cast<double>(bytes), 2.2 * kRows * kWidth);
+}
+
+/// One gradient far larger than all others leaves the row's steps nearly as they were.
+TEST(Klt, ASpikeMakesNoRowCoarse) {
+  constexpr std::size_t kRows = 128, kWidth = 64;
+  run_in_process(2, [&](Communicator& communicator) {
+    Session session("klt:feedback=off", communicator);
+    session.add_bucket({{"matrix", kRows * kWidth, kRows}});
+    for (int step = 0; step < 60; ++step) {
+      auto gradient = normal_values(kRows * kWidth, static_cast<std::uint32_t>(step + 1));
+      for (std::size_t k = 0; step == 30 && k < kWidth; ++k) gradient[5 * kWidth + k] *= 1e4f;
+      const std::vector<float> exact(gradient.begin() + 5 * kWidth, gradient.begin() + 6 * kWidth);
+      session.synchronize(0, gradient);
+      session.next_step();
+      double off = 0;
+      for (std::size_t k = 0; k < kWidth; ++k) {
+        off += std::pow(static_cast<double>(exact[k]) - static_cast<double>(gradient[5 * kWidth + k]), 2);
+      }
+      if (step <= 30) continue;
+      EXPECT_LT(std::sqrt(off), 0.4 * norm(exact)) << step;
+    }
+  });
+}
+
+/// Steps before a bucket's first one, as behind warm_up, take nothing from how quickly it learns.
+TEST(Klt, ItsOwnStepsCount) {
+  const BucketLayout matrix = {{"matrix", 2000 * 64, 2000}};
+  const std::uint64_t begun = bytes_of("klt:every=1000", matrix, 4, 7);
+  const std::uint64_t warm = bytes_of("warm_up:steps=50+klt:every=1000", matrix, 54, 57);
+  EXPECT_NEAR(static_cast<double>(warm), static_cast<double>(begun), 0.1 * static_cast<double>(begun));
+}
+
 TEST(Klt, BothSidesAreTurned) {
   EXPECT_LT(10 * bytes_of_both_sides(false), 8 * bytes_of_both_sides(true));
 }
@@ -341,27 +394,48 @@ TEST(Klt, DirectionsFollowTheirParametersIntoOtherBuckets) {
   });
 }
 
-TEST(Klt, AStateWithoutLengthsOfOneIsRefused) {
-  const BucketLayout layout = {{"a", 60 * 16, 60}};
+/// What the session says of a state whose bucket has learned `learned`.
+std::string complaint_of(const BucketLayout& layout, const std::vector<float>& learned) {
+  std::string complaint = "loaded";
   run_in_process(1, [&](Communicator& communicator) {
-    for (const float value : {std::numeric_limits<float>::quiet_NaN(), 0.0f, 1e30f}) {
-      StateWriter writer;
-      Session session("klt", communicator);
-      session.add_bucket(layout);
-      session.save(writer);
-      const std::vector<BucketLayout> layouts = {layout};
-      // 16 directions of rows, and among these 32, 16 and 8; each with their products and lengths of rows.
-      const std::vector<float> wrong(2 * (256 + 1024 + 256 + 64) + 32 + 16 + 8, value);
-      BucketWriter(writer, layouts).array({.name = "klt_directions"}, 0, 0, Span<const float>(wrong));
-      try {
-        session.load(StateReader(std::move(writer)));
-        ADD_FAILURE() << "loaded";
-      } catch (const std::runtime_error& error) {
-        EXPECT_NE(std::string(error.what()).find("has the squared length"), std::string::npos)
-            << error.what();
-      }
+    StateWriter writer;
+    Session session("klt", communicator);
+    session.add_bucket(layout);
+    session.save(writer);
+    const std::vector<BucketLayout> layouts = {layout};
+    BucketWriter(writer, layouts).array({.name = "klt_directions"}, 0, 0, Span<const float>(learned));
+    try {
+      session.load(StateReader(std::move(writer)));
+    } catch (const std::runtime_error& error) {
+      complaint = error.what();
     }
   });
+  return complaint;
+}
+
+TEST(Klt, AStateThatCannotHaveBeenLearnedIsRefused) {
+  const BucketLayout layout = {{"a", 60 * 16, 60}};
+  // 16 directions of rows, and among these 32, 16 and 8; each with their products and lengths of rows; steps.
+  constexpr std::size_t kLearned = 2 * (256 + 1024 + 256 + 64) + 32 + 16 + 8 + 1;
+  for (const float value : {std::numeric_limits<float>::quiet_NaN(), 0.0f, 1e30f}) {
+    const std::string complaint = complaint_of(layout, std::vector<float>(kLearned, value));
+    EXPECT_NE(complaint.find("has the squared length"), std::string::npos) << complaint;
+  }
+  std::vector<float> learned(kLearned, 0.0f);
+  std::size_t begin = 0;
+  for (const std::size_t n : {16, 32, 16, 8}) {
+    for (std::size_t k = 0; k < n; ++k) learned[begin + k * (n + 1)] = 1;
+    begin += 2 * n * n + (begin == 0 ? 0 : n);
+  }
+  EXPECT_EQ(complaint_of(layout, learned), "loaded");
+  for (const float steps : {-1.0f, 1.5f, 1e30f, std::numeric_limits<float>::quiet_NaN()}) {
+    learned.back() = steps;
+    const std::string complaint = complaint_of(layout, learned);
+    EXPECT_NE(complaint.find("expected a whole number up to"), std::string::npos) << complaint;
+  }
+  learned.back() = 3;
+  learned[300] = std::numeric_limits<float>::infinity();
+  EXPECT_NE(complaint_of(layout, learned).find("not finite"), std::string::npos);
 }
 
 TEST(Klt, WhatIsNotFiniteIsToldToAllAndZerosDoNoHarm) {

@@ -29,6 +29,9 @@ inline constexpr std::size_t kMostTileWidth = 128;
 /// the same time, so they have no directions among each other.
 inline constexpr std::size_t kMostRowsPerColumn = 6;
 
+/// A number of steps that float still counts to. Behind it counting goes on from the half.
+inline constexpr float kMostSteps = 1 << 23;
+
 /// Rows of a tile that share a step. What is learned of them: where they have directions among each other,
 /// these, one to a row [rows * rows], and what coefficients along them have in common [rows * rows]; then
 /// each row's length [rows].
@@ -43,7 +46,8 @@ struct RowGroup {
 };
 
 /// A part of a parameter whose rows have directions of their own. What is learned of it: these, one to a row
-/// [width * width]; what rows have in common along them [width * width]; then of each of its groups.
+/// [width * width]; what rows have in common along them [width * width]; then of each of its groups; and from
+/// how many steps.
 struct Tile {
   std::size_t parameter = 0;
   std::size_t begin = 0;    ///< Of its first element in the bucket.
@@ -60,7 +64,7 @@ struct Tile {
   std::size_t squared() const { return turned ? width * width : 0; }
 
   /// body(group), from the first rows on. Each is whole blocks of coefficients. Rows that are left over
-  /// belong to none. Returns where what is learned of the tile ends.
+  /// belong to none. Returns where what is learned of them ends.
   template <class Body>
   std::size_t for_groups(Body&& body) const {
     std::size_t next = learned + 2 * squared();
@@ -74,9 +78,11 @@ struct Tile {
     }
     return next;
   }
-  std::size_t learned_end() const {
+  /// Where the number of steps is.
+  std::size_t steps() const {
     return for_groups([](const RowGroup&) {});
   }
+  std::size_t learned_end() const { return turned ? steps() + 1 : learned; }
 };
 
 /// How a bucket is cut into tiles. Parameters: a Step or a Workload.
@@ -184,8 +190,8 @@ std::vector<float> nothing_learned(const TileCut<Parameters>& cut) {
   return learned;
 }
 
-/// What cannot have been learned: a direction whose length is not near 1, or a value that is not finite;
-/// empty: nothing.
+/// What cannot have been learned: a direction whose length is not near 1, a number of steps that is none, or
+/// a value that is not finite; empty: nothing.
 template <class Parameters>
 std::string wrong_in(const TileCut<Parameters>& cut, const std::vector<float>& learned) {
   std::string wrong;
@@ -198,6 +204,13 @@ std::string wrong_in(const TileCut<Parameters>& cut, const std::vector<float>& l
       wrong = "number " + std::to_string(k) + " of parameter " + std::to_string(tile.parameter) +
               " has the squared length " + std::to_string(squares) + ", expected 1";
     }
+  });
+  cut.for_each([&](const Tile& tile) {
+    if (!wrong.empty() || !tile.turned) return;
+    const float steps = learned[tile.steps()];
+    if (steps >= 0 && steps <= kMostSteps && steps == std::floor(steps)) return;
+    wrong = "the steps of parameter " + std::to_string(tile.parameter) + " are " + std::to_string(steps) +
+            ", expected a whole number up to " + std::to_string(kMostSteps);
   });
   if (wrong.empty() && std::ranges::any_of(learned, [](float value) { return !std::isfinite(value); })) {
     wrong = "a value is not finite";

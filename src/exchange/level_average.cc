@@ -21,7 +21,7 @@ namespace {
 constexpr double kMostLevel = 32767;
 /// A smaller step counts as 0, so that the inverse of each block's is finite.
 constexpr double kLeastStep = 1e-33;
-/// Levels of a place that are moved at a time: a line of the cache.
+/// Levels of a column that are moved at a time: a line of the cache.
 constexpr std::size_t kRun = 32;
 
 /// Steps of blocks whose sums of squares are `norms`. Where these are 0, so is every level. Squares of values
@@ -245,7 +245,11 @@ class LevelAverage {
   void order_by_place(std::size_t owner, Span<const std::int16_t> levels, Span<std::int16_t> placed) const {
     for_shared_of(owner, [&](const SharedBlocks& blocks) {
       const auto [from, to] = shared_parts(blocks, levels, placed);
-      if (!blocks.has_order()) return transpose_places(from, to);
+      if (blocks.square == nullptr) return transpose_places(from, to);
+      if (!blocks.has_order()) {
+        const std::size_t columns = blocks.square->columns;
+        return transpose(from.size() / columns, columns, from, to);
+      }
       for (std::size_t i = 0; i < from.size(); ++i) to[i] = from[blocks.square->order[i]];
     });
   }
@@ -254,7 +258,11 @@ class LevelAverage {
                           Span<std::int16_t> levels) const {
     for_shared_of(owner, [&](const SharedBlocks& blocks) {
       const auto [from, to] = shared_parts(blocks, placed, levels);
-      if (!blocks.has_order()) return transpose_places(from, to);
+      if (blocks.square == nullptr) return transpose_places(from, to);
+      if (!blocks.has_order()) {
+        const std::size_t columns = blocks.square->columns;
+        return transpose(columns, from.size() / columns, from, to);
+      }
       for (std::size_t i = 0; i < from.size(); ++i) to[blocks.square->order[i]] = from[i];
     });
   }
@@ -271,15 +279,19 @@ class LevelAverage {
     constexpr std::size_t kSquare = kSteppedBlock * kSteppedBlock;
     std::size_t begin = 0;
     for (; begin + kSquare <= levels.size(); begin += kSquare) {
-      for (std::size_t i = 0; i < kSteppedBlock; i += kRun) {
-        for (std::size_t j = 0; j < kSteppedBlock; ++j) {
-          for (std::size_t r = i; r < i + kRun; ++r) {
-            placed[begin + j * kSteppedBlock + r] = levels[begin + r * kSteppedBlock + j];
-          }
-        }
-      }
+      transpose(kSteppedBlock, kSteppedBlock, levels.subspan(begin, kSquare), placed.subspan(begin, kSquare));
     }
     std::copy(levels.begin() + begin, levels.end(), placed.begin() + begin);
+  }
+  /// from [rows x columns], to [columns x rows].
+  static void transpose(std::size_t rows, std::size_t columns, Span<const std::int16_t> from,
+                        Span<std::int16_t> to) {
+    for (std::size_t i = 0; i < rows; i += kRun) {
+      const std::size_t end = std::min(rows, i + kRun);
+      for (std::size_t k = 0; k < columns; ++k) {
+        for (std::size_t r = i; r < end; ++r) to[k * rows + r] = from[r * columns + k];
+      }
+    }
   }
 
   /// Step, scales, coded levels, in the workspace.
@@ -317,6 +329,7 @@ class LevelAverage {
                     static_cast<std::uint64_t>(FrameType::levels));
       require_field(header, "first element", header.first, shard(owner).begin);
       require_field(header, "count", header.count, shard(owner).size());
+      if (rules_.digest == 0) require_field(header, "digest", header.width, 0);
       if (header.width != rules_.digest) {
         throw CorruptFrame("frame refused: the digest of what its levels mean is " +
                            std::to_string(header.width) + ", here " + std::to_string(rules_.digest) +
