@@ -32,9 +32,9 @@
 //
 // Directions begin as the axes. They are turned after a tile's steps 1, 2, 4, ... and after every `every`th,
 // by one pass over all pairs: those are turned whose running products are not small beside the directions'
-// own. What a pass leaves the next one goes on with. Every rank finds them from the same means, with the same bits, so
-// nothing travels for them. What all have learned has a digest, which frames carry: where a rank has learned
-// something else, its frames are refused.
+// own. What a pass leaves the next one goes on with. Every rank finds them from the same means, with the same
+// bits, so nothing travels for them. What all have learned has a digest, which frames carry: where a rank has
+// learned something else, its frames are refused.
 //
 // Bytes per rank: those of its frames, which depend on the data. payload_bytes() gives what coefficients of a
 // normal distribution take: more than gradients' do.
