@@ -45,7 +45,8 @@ def tables_say_what_seeds_show():
     assert "| 4.020 ± 0.010 |  | 0.0 | 1.0 |" in lines["`dense`"], lines
     assert "| +0.100 ± 0.000 | 0.0 | 10.0 |" in lines["`worse`"], lines
     assert "(noise) | 0.0 | 20.0 |" in lines["`like`"], lines
-    assert "(1 of 2 diverged)" in lines["`gone`"], lines
+    assert "(1 of 2 diverged) (2 seeds)" in lines["`gone`"], lines
+    assert "seeds)" not in lines["`dense`"] + lines["`like`"], lines
     assert "10 steps" in text and "clipped at 1" in text and "seeds 1, 2, 3" in text, text
     try:
         loss_report.table(runs[3:])

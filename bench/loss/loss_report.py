@@ -74,6 +74,8 @@ def row(one: Recipe, dense: Recipe, runs: list) -> str:
         measured = ", ".join(f"{value:.{digits}f}" for value in values)
     if values and one.failed:
         measured += f" ({one.failed} of {len(one.runs)} diverged)"
+    if len(one.runs) < len({run["seed"] for run in runs}):
+        measured += f" ({len(one.runs)} seed{'s' if len(one.runs) > 1 else ''})"
     minus = "" if one is dense else difference(to_dense, digits)
     fewer = dense.bytes() / one.bytes() if one.finished() and one.bytes() > 0 else math.nan
     amount = f"{one.bytes() / 1e6:,.1f}" if one.finished() else "-"
