@@ -230,6 +230,10 @@ void tell_of_spec(const Options& options, const thinwire::BucketLayout& layout) 
   std::vector<std::string> names;
   for (const auto& parameter : layout) names.push_back(parameter.name);
   auto lines = thinwire::builtin_registry().idle_options(options.spec, names);
+  const auto steps = static_cast<std::uint64_t>(options.steps);
+  for (auto& line : thinwire::builtin_registry().never_begun(options.spec, steps)) {
+    lines.push_back(std::move(line));
+  }
   const bool adam = options.optimizer == "adamw";
   if (adam || options.momentum != 0) {
     using thinwire::TrainedWith;

@@ -227,6 +227,10 @@ def results_are_printed_and_idle_options_and_losses_told(thinwire):
     with tempfile.TemporaryDirectory() as folder:
         momentum = ["--momentum", "0.9"]
         for spec, more, told in (("whole:names=foo*+casq", [], "whole:names=foo* fits no parameter of this"),
+                                 ("warm_up:steps=8+casq", [], "warm_up:steps=8: this training has 8 steps"),
+                                 ("warm_up:steps=7+casq", [], None),
+                                 ("warm_up:steps=4+casq", ["--local-steps", "2"], "training has 4 steps"),
+                                 ("clip+one_bit_adam:freeze=9", ["--optimizer", "adamw"], "before signs"),
                                  ("casq", momentum, "casq with momentum: "), ("casq", [], None),
                                  ("casq", [*momentum, "--local-steps", "2"], None)):
             done = subprocess.run([os.path.abspath(thinwire), "train", "--model", "cnn", "--workers", "2",
@@ -234,8 +238,10 @@ def results_are_printed_and_idle_options_and_losses_told(thinwire):
                                    "--json", "-", *more],
                                   capture_output=True, text=True, check=True, cwd=folder)
             (run,) = json.loads(done.stdout)
-            assert run["system"].endswith("casq") and not os.listdir(folder), (run, os.listdir(folder))
-            lines = [line for line in done.stderr.splitlines() if "fits no" in line or "nats above" in line]
+            assert run["system"].endswith(("casq", "one_bit_adam")), run
+            assert not os.listdir(folder), os.listdir(folder)
+            lines = [line for line in done.stderr.splitlines()
+                     if "fits no" in line or "nats above" in line or "ends before" in line]
             assert len(lines) == (told is not None) and all(told in line for line in lines), done.stderr
 
 

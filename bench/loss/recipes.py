@@ -98,6 +98,16 @@ WITH_MOMENTUM = [
     "warm_up:steps=50+top_k:ratio=0.01+zen", "warm_up:steps=50+top_k:ratio=0.01+s2_reducer:lambda=exact",
 ]
 
+# Each paper's system as it was published, with momentum: CASQ's clusters of each worker's own, from all to
+# all; Marsit's local steps, beside dense's; Sketched-SGD's and Deep Gradient Compression's momentum in front
+# of the selection, of which the second is what Zen's paper sends; S2 Reducer's sketch of blocks.
+AS_PUBLISHED = [
+    "casq:bits=3:interval=1:topology=all_gather:clusters=own:feedback=off",
+    "dense --local-steps 4", "marsit:full_every=100 --local-steps 4",
+    "sketched_sgd:ratio=0.05:p=4:rows=5:columns_ratio=0.05:momentum=0.9 --momentum 0",
+    "block_top_k:ratio=0.03125+s2_reducer:lambda=1", "mc:momentum=0.9+top_k:ratio=0.05+zen --momentum 0",
+]
+
 # The optimizer of each worker inside, as Marsit's paper has it.
 LOCAL_STEPS = [
     "dense", "dense --local-steps 1", "dense --local-steps 4", "dense --local-steps 4 --outer-rate 1.5",
@@ -147,7 +157,8 @@ RECIPES = {
     "cnn-fashion-1": ["dense"] + [f"{guard}{system}" for system in ("marsit:full_every=100", "ef_signsgd")
                                   for guard in ("", "guard:noise=0.75+")],
     "cnn-fashion-sgd": ["dense", "half:format=bf16:feedback=on", "casq:bits=4", "power_sgd:rank=32:bits=8", AUTO],
-    "resnet20-cifar10": AS_THEY_COME + ["power_sgd:rank=12:bits=8", "power_sgd:rank=8:bits=4"] + WITH_MOMENTUM,
+    "resnet20-cifar10": (
+        AS_THEY_COME + ["power_sgd:rank=12:bits=8", "power_sgd:rank=8:bits=4"] + WITH_MOMENTUM + AS_PUBLISHED),
     "lstm-kjv": ["dense"] + [f"rows=zen,dense={system}" for system in (
         "half", "casq:bits=4", "power_sgd:rank=16", "casq", AUTO)],
 }

@@ -9,8 +9,8 @@ namespace thinwire {
 enum class TrainedWith { adam, momentum };
 
 /// A sentence that says by how much a transformer's evaluation loss ended above dense's, at equal steps, with
-/// the spec's dense part: a mean over stored seeds, from 0.05 nats on. It knows casq, top_k, sketched_sgd,
-/// ef_signsgd, marsit and low ranks of power_sgd and acp_sgd: alone, behind warm_up, and some behind clip.
+/// the spec's dense part: a mean over stored seeds, from 0.05 nats on. Of systems alone, behind warm_up, and
+/// of some behind clip.
 /// Empty: another system or stage is there, it lost less, or it was not measured. Throws
 /// std::invalid_argument for names and options that do not exist.
 std::string known_loss(std::string_view spec, TrainedWith optimizer);

@@ -130,6 +130,10 @@ struct SystemInfo {
   /// What of these options does nothing for a model whose parameters have these names, a sentence each;
   /// empty: never anything.
   std::function<std::vector<std::string>(const Options&, const std::vector<std::string>&)> idle_options{};
+  /// The option that says how many steps of training pass before what it is chosen for begins, and what does:
+  /// "the system behind it begins". Empty: there is none.
+  std::string first_steps_option;
+  std::string first_steps_end;
   /// Specs of the systems that it runs one or another of; empty: none. Their state counts as its own.
   std::function<std::vector<std::string>(const Options&)> members{};
   /// A stage's: what stands behind it when the spec names nothing; empty: something must be named.
@@ -196,6 +200,9 @@ class Registry {
   /// What of the spec, or of a pair of them, does nothing for a model whose parameters have these names: a
   /// sentence each. Throws as shortened() does.
   std::vector<std::string> idle_options(std::string_view spec, const std::vector<std::string>& names) const;
+  /// What of the spec, or of a pair of them, does not begin in a training of so many steps: a sentence each.
+  /// Throws as shortened() does.
+  std::vector<std::string> never_begun(std::string_view spec, std::uint64_t steps) const;
 
  private:
   const StateKind* find_kind(std::string_view name) const;

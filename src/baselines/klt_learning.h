@@ -66,7 +66,7 @@ class DirectionLearner {
  private:
   /// And whether directions turn after it.
   void count_step(float& steps) {
-    steps = steps < kMostSteps ? steps + 1 : kMostSteps / 2 + 1;
+    steps = steps < kMostStepsCounted ? steps + 1 : kMostStepsCounted / 2 + 1;
     steps_ = static_cast<std::uint64_t>(steps);
     turns_ = turns_after(steps_, every_);
   }

@@ -30,7 +30,7 @@ inline constexpr std::size_t kMostTileWidth = 128;
 inline constexpr std::size_t kMostRowsPerColumn = 6;
 
 /// A number of steps that float still counts to. Behind it counting goes on from the half.
-inline constexpr float kMostSteps = 1 << 23;
+inline constexpr float kMostStepsCounted = 1 << 23;
 
 /// Rows of a tile that share a step. What is learned of them: where they have directions among each other,
 /// these, one to a row [rows * rows], and what coefficients along them have in common [rows * rows]; then
@@ -208,9 +208,9 @@ std::string wrong_in(const TileCut<Parameters>& cut, const std::vector<float>& l
   cut.for_each([&](const Tile& tile) {
     if (!wrong.empty() || !tile.turned) return;
     const float steps = learned[tile.steps()];
-    if (steps >= 0 && steps <= kMostSteps && steps == std::floor(steps)) return;
+    if (steps >= 0 && steps <= kMostStepsCounted && steps == std::floor(steps)) return;
     wrong = "the steps of parameter " + std::to_string(tile.parameter) + " are " + std::to_string(steps) +
-            ", expected a whole number up to " + std::to_string(kMostSteps);
+            ", expected a whole number up to " + std::to_string(kMostStepsCounted);
   });
   if (wrong.empty() && std::ranges::any_of(learned, [](float value) { return !std::isfinite(value); })) {
     wrong = "a value is not finite";

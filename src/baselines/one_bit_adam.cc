@@ -280,6 +280,8 @@ SystemInfo one_bit_adam_info() {
   info.options.insert(
       info.options.begin(),
       {"freeze", "100", "steps of dense training, after which the variance is frozen; 1 or more"});
+  info.first_steps_option = "freeze";
+  info.first_steps_end = "signs travel";
   info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
     const auto freeze = static_cast<std::uint64_t>(options.integer("freeze", 1, kMostSteps));
     return keep_momentum(beta1_of(options), MomentumTravels::while_variance_is_frozen,

@@ -1,6 +1,7 @@
 #include "thinwire/registry.h"
 
 #include <algorithm>
+#include <limits>
 #include <stdexcept>
 #include <utility>
 
@@ -447,6 +448,27 @@ std::vector<std::string> Registry::idle_options(std::string_view spec,
       for (std::string& one : info.idle_options(Options(part, info.options), names)) {
         if (std::ranges::find(all, one) == all.end()) all.push_back(std::move(one));
       }
+    }
+  }
+  return all;
+}
+
+std::vector<std::string> Registry::never_begun(std::string_view spec, std::uint64_t steps) const {
+  std::vector<std::string> all;
+  const SpecPair pair = parse_spec_pair(spec);
+  for (const std::string& text : {pair.dense, pair.rows}) {
+    for (const SpecPart& part : parse_spec(text)) {
+      const SystemInfo& info = find(part.name);
+      const std::string& option = info.first_steps_option;
+      if (option.empty()) continue;
+      const std::int64_t first =
+          Options(part, info.options).integer(option, 0, std::numeric_limits<std::int64_t>::max());
+      if (static_cast<std::uint64_t>(first) < steps) continue;
+      std::string one = part.name + ":" + option + "=" + std::to_string(first) + ": this training has " +
+                        std::to_string(steps) + " steps, so it ends before " + info.first_steps_end +
+                        "; give fewer";
+      // Of a spec that is no pair both are the same.
+      if (std::ranges::find(all, one) == all.end()) all.push_back(std::move(one));
     }
   }
   return all;

@@ -101,6 +101,8 @@ SystemInfo warm_up_info() {
   info.options = {{"steps", "100", "steps of training before the system behind takes over"},
                   {"with", "dense", "the system of these steps, without state; its options behind '/'"}};
   info.other_option = "with";
+  info.first_steps_option = "steps";
+  info.first_steps_end = "the system behind it begins";
   info.make = [](const Options& options, Inner inner) -> std::unique_ptr<Synchronizer> {
     std::string first = options.text("with");
     std::ranges::replace(first, '/', ':');  // as a spec has it elsewhere
