@@ -49,6 +49,7 @@ EXPERIMENTS = {
     "marsit_sign_rings": ("Marsit, section 3.1: signs on rings whose sums grow", marsit.marsit_sign_rings),
     "marsit_table_1": ("Marsit, Table 1: cascading compression", marsit.marsit_table_1),
     "marsit_table_2": ("Marsit, Table 2: accuracy of one-bit systems", marsit.marsit_table_2),
+    "marsit_table_2_alexnet": ("Marsit, Table 2: AlexNet", marsit.marsit_table_2_alexnet),
     "marsit_figure_3": ("Marsit, Figure 3: K against accuracy and bits", marsit.marsit_figure_3),
     "s2_reducer_figure_3": ("S2 Reducer, Figure 3 (a): communication and perplexity of an LSTM", s2_reducer.s2_reducer_figure_3),
     "s2_reducer_figure_3_blocks": ("S2 Reducer, Figure 3 (d) and (e): time to an accuracy, block-wise", s2_reducer.s2_reducer_figure_3_blocks),
