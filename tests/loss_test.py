@@ -227,9 +227,11 @@ def results_are_printed_and_idle_options_and_losses_told(thinwire):
     with tempfile.TemporaryDirectory() as folder:
         momentum = ["--momentum", "0.9"]
         for spec, more, told in (("whole:names=foo*+casq", [], "whole:names=foo* fits no parameter of this"),
-                                 ("warm_up:steps=8+casq", [], "warm_up:steps=8: this training has 8 steps"),
+                                 ("warm_up:steps=8+casq", [], "steps=8: this training synchronizes 8 times"),
                                  ("warm_up:steps=7+casq", [], None),
-                                 ("warm_up:steps=4+casq", ["--local-steps", "2"], "training has 4 steps"),
+                                 ("warm_up:steps=4+warm_up:steps=3:with=half+casq", [], None),
+                                 ("warm_up:steps=4+warm_up:steps=5:with=half+casq", [], "warm_up:steps=5: "),
+                                 ("warm_up:steps=4+casq", ["--local-steps", "2"], "synchronizes 4 times"),
                                  ("clip+one_bit_adam:freeze=9", ["--optimizer", "adamw"], "before signs"),
                                  ("casq", momentum, "casq with momentum: "), ("casq", [], None),
                                  ("casq", [*momentum, "--local-steps", "2"], None)):

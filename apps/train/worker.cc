@@ -141,7 +141,7 @@ void Worker::note_idle_options() {
   for (const auto& parameter : model_->named_parameters()) names.push_back(parameter.key());
   for (const std::string& line : builtin_registry().idle_options(job_.spec, names)) progress_->note(line);
   const std::uint64_t all = static_cast<std::uint64_t>(options_.epochs) * steps_;
-  // With local steps it is synchronizations that are counted: a round that an epoch's end cuts short is one.
+  // A round of local steps that an epoch's end cuts short is one synchronization.
   const auto local = static_cast<std::uint64_t>(options_.local_steps);
   const std::uint64_t synchronizations =
       local == 0 ? all : static_cast<std::uint64_t>(options_.epochs) * ((steps_ + local - 1) / local);

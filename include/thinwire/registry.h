@@ -200,7 +200,8 @@ class Registry {
   /// What of the spec, or of a pair of them, does nothing for a model whose parameters have these names: a
   /// sentence each. Throws as shortened() does.
   std::vector<std::string> idle_options(std::string_view spec, const std::vector<std::string>& names) const;
-  /// What of the spec, or of a pair of them, does not begin in a training of so many steps: a sentence each.
+  /// What of the spec, or of a pair of them, does not begin in a training that synchronizes so many times: a
+  /// sentence each.
   /// Throws as shortened() does.
   std::vector<std::string> never_begun(std::string_view spec, std::uint64_t steps) const;
 

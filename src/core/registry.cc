@@ -1,7 +1,6 @@
 #include "thinwire/registry.h"
 
 #include <algorithm>
-#include <limits>
 #include <stdexcept>
 #include <utility>
 
@@ -457,18 +456,19 @@ std::vector<std::string> Registry::never_begun(std::string_view spec, std::uint6
   std::vector<std::string> all;
   const SpecPair pair = parse_spec_pair(spec);
   for (const std::string& text : {pair.dense, pair.rows}) {
+    std::uint64_t first = 0;  // what stands behind a stage counts from where that one ends
     for (const SpecPart& part : parse_spec(text)) {
       const SystemInfo& info = find(part.name);
       const std::string& option = info.first_steps_option;
       if (option.empty()) continue;
-      const std::int64_t first =
-          Options(part, info.options).integer(option, 0, std::numeric_limits<std::int64_t>::max());
-      if (static_cast<std::uint64_t>(first) < steps) continue;
-      std::string one = part.name + ":" + option + "=" + std::to_string(first) + ": this training has " +
-                        std::to_string(steps) + " steps, so it ends before " + info.first_steps_end +
-                        "; give fewer";
+      first += static_cast<std::uint64_t>(Options(part, info.options).integer(option, 0, 1'000'000'000));
+      if (first < steps) continue;
+      std::string one = part.name + ":" + option + "=" + Options(part, info.options).text(option) +
+                        ": this training synchronizes " + std::to_string(steps) +
+                        " times, so it ends before " + info.first_steps_end + "; give fewer";
       // Of a spec that is no pair both are the same.
       if (std::ranges::find(all, one) == all.end()) all.push_back(std::move(one));
+      break;  // nor does anything behind it
     }
   }
   return all;
