@@ -21,9 +21,6 @@ namespace {
 constexpr double kMostLevel = 32767;
 /// A smaller step counts as 0, so that the inverse of each block's is finite.
 constexpr double kLeastStep = 1e-33;
-/// Levels of a column that are moved at a time: a line of the cache.
-constexpr std::size_t kRun = 32;
-
 /// Steps of blocks whose sums of squares are `norms`. Where these are 0, so is every level. Squares of values
 /// below about 1e-22 are 0 in float32, so such values wait in the residual. scales: written.
 float choose_steps(const LevelRules& rules, std::size_t elements, Span<const float> norms,
@@ -53,29 +50,6 @@ float choose_steps(const LevelRules& rules, std::size_t elements, Span<const flo
     scales[block] = scale;
   }
   return static_cast<float>(step);
-}
-
-/// Blocks of an owner's part: of a square, or between squares.
-struct SharedBlocks {
-  std::size_t begin = 0;
-  std::size_t end = 0;
-  const LevelSquare* square = nullptr;  ///< Null: of none.
-
-  bool has_order() const { return square != nullptr && !square->order.empty(); }
-};
-
-/// body(SharedBlocks) for the blocks [first, last) of the vector, in order. No square has a part of its
-/// blocks there.
-template <class Body>
-void for_shared(Span<const LevelSquare> squares, std::size_t first, std::size_t last, Body&& body) {
-  std::size_t at = first;
-  for (const LevelSquare& square : squares) {
-    if (square.first < first || square.first >= last) continue;
-    if (at < square.first) body(SharedBlocks{at - first, square.first - first, nullptr});
-    at = square.first + square.blocks;
-    body(SharedBlocks{square.first - first, at - first, &square});
-  }
-  if (at < last) body(SharedBlocks{at - first, last - first, nullptr});
 }
 
 /// Elements that no two owners share.
@@ -177,9 +151,10 @@ class LevelAverage {
 
   template <class Body>
   void for_shared_of(std::size_t owner, Body&& body) const {
-    const std::size_t first = shard(owner).begin / kSteppedBlock;
+    const std::size_t first = first_block(owner);
     for_shared(rules_.squares, first, first + stepped_blocks(shard(owner).size()), body);
   }
+  std::size_t first_block(std::size_t owner) const { return shard(owner).begin / kSteppedBlock; }
 
   /// Returns whether all values are finite, also `times` as large; without meaning otherwise.
   bool round(Span<const float> values, Span<const float> residual, double times, Part& part) {
@@ -241,66 +216,13 @@ class LevelAverage {
     return sizeof(float) + scales + scales % 2;
   }
 
-  /// The order in which an owner's levels travel.
-  void order_by_place(std::size_t owner, Span<const std::int16_t> levels, Span<std::int16_t> placed) const {
-    for_shared_of(owner, [&](const SharedBlocks& blocks) {
-      const auto [from, to] = shared_parts(blocks, levels, placed);
-      if (blocks.square == nullptr) return transpose_places(from, to);
-      if (!blocks.has_order()) {
-        const std::size_t columns = blocks.square->columns;
-        return transpose(from.size() / columns, columns, from, to);
-      }
-      for (std::size_t i = 0; i < from.size(); ++i) to[i] = from[blocks.square->order[i]];
-    });
-  }
-  /// And back.
-  void order_as_they_were(std::size_t owner, Span<const std::int16_t> placed,
-                          Span<std::int16_t> levels) const {
-    for_shared_of(owner, [&](const SharedBlocks& blocks) {
-      const auto [from, to] = shared_parts(blocks, placed, levels);
-      if (blocks.square == nullptr) return transpose_places(from, to);
-      if (!blocks.has_order()) {
-        const std::size_t columns = blocks.square->columns;
-        return transpose(columns, from.size() / columns, from, to);
-      }
-      for (std::size_t i = 0; i < from.size(); ++i) to[blocks.square->order[i]] = from[i];
-    });
-  }
-  static std::pair<Span<const std::int16_t>, Span<std::int16_t>> shared_parts(const SharedBlocks& blocks,
-                                                                              Span<const std::int16_t> from,
-                                                                              Span<std::int16_t> to) {
-    const std::size_t begin = blocks.begin * kSteppedBlock;
-    const std::size_t count = std::min(from.size(), blocks.end * kSteppedBlock) - begin;
-    return {from.subspan(begin, count), to.subspan(begin, count)};
-  }
-  /// What is its own inverse: levels of the first places of 128 blocks, of the second ones, and so on. Behind
-  /// the last 128 blocks they stay as they are.
-  static void transpose_places(Span<const std::int16_t> levels, Span<std::int16_t> placed) {
-    constexpr std::size_t kSquare = kSteppedBlock * kSteppedBlock;
-    std::size_t begin = 0;
-    for (; begin + kSquare <= levels.size(); begin += kSquare) {
-      transpose(kSteppedBlock, kSteppedBlock, levels.subspan(begin, kSquare), placed.subspan(begin, kSquare));
-    }
-    std::copy(levels.begin() + begin, levels.end(), placed.begin() + begin);
-  }
-  /// from [rows x columns], to [columns x rows].
-  static void transpose(std::size_t rows, std::size_t columns, Span<const std::int16_t> from,
-                        Span<std::int16_t> to) {
-    for (std::size_t i = 0; i < rows; i += kRun) {
-      const std::size_t end = std::min(rows, i + kRun);
-      for (std::size_t k = 0; k < columns; ++k) {
-        for (std::size_t r = i; r < end; ++r) to[k * rows + r] = from[r * columns + k];
-      }
-    }
-  }
-
   /// Step, scales, coded levels, in the workspace.
   Span<const std::byte> payload_of(const Part& part) {
     if (part.levels.empty()) return {};
     Span<const std::int16_t> levels = part.levels;
     if (rules_.by_place) {
       const auto placed = placed_.first(levels.size());
-      order_by_place(part.owner, levels, placed);
+      order_by_place(rules_.squares, first_block(part.owner), levels, placed);
       levels = placed;
     }
     const std::size_t coded = write_entropy_coded(step_.executor, levels, coded_);
@@ -356,7 +278,7 @@ class LevelAverage {
       if (rules_.by_place) {
         const auto placed = placed_.first(part.levels.size());
         read_entropy_coded(step_.executor, coded, placed);
-        order_as_they_were(part.owner, placed, part.levels);
+        order_as_they_were(rules_.squares, first_block(part.owner), placed, part.levels);
       } else {
         read_entropy_coded(step_.executor, coded, part.levels);
       }

@@ -8,23 +8,10 @@
 //
 // How long a frame is depends on the data, so it goes as header and payload (exchange/payload_messages.h).
 
+#include "exchange/level_order.h"
 #include "thinwire/synchronizer.h"
 
 namespace thinwire {
-
-/// Blocks side by side that share a step.
-struct LevelSquare {
-  std::size_t first = 0;   ///< Its first block, of the vector.
-  std::size_t blocks = 0;  ///< At most 512, all of them whole.
-  /// Of a row of the square. Without `order`, levels of all rows' first columns travel first, then those of
-  /// the second ones, and so on. Fewer bits where elements of a column are alike. Divides blocks * 128.
-  std::size_t columns = 128;
-  /// [blocks * 128]: places in the square, in the order in which its levels travel. Fewer bits where
-  /// neighbours in it are alike. Their step then is of all elements' root mean square. Empty: the order is
-  /// that of columns, and the step of the mean of the blocks' root mean squares, which a few large ones
-  /// change less.
-  Span<const std::uint16_t> order{};
-};
 
 struct LevelRules {
   double step = 0.5;  ///< In units of a root mean square: of a block, or of an owner's part, by `local`.
