@@ -98,10 +98,11 @@ WITH_MOMENTUM = [
     "warm_up:steps=50+top_k:ratio=0.01+zen", "warm_up:steps=50+top_k:ratio=0.01+s2_reducer:lambda=exact",
 ]
 
-# Each paper's system as it was published, with momentum: CASQ's clusters of each worker's own, from all to
-# all; Marsit's local steps, beside dense's; Sketched-SGD's and Deep Gradient Compression's momentum in front
-# of the selection, of which the second is what Zen's paper sends; S2 Reducer's sketch of blocks.
-AS_PUBLISHED = [
+# Each paper's system in a form nearer to the paper's, with momentum: CASQ's clusters of each worker's own,
+# from all to all; Marsit's local steps, beside dense's; Sketched-SGD's and Deep Gradient Compression's
+# momentum in front of the selection, of which the second is what Zen's paper sends; S2 Reducer's sketch of
+# blocks.
+NEARER_TO_THE_PAPERS = [
     "casq:bits=3:interval=1:topology=all_gather:clusters=own:feedback=off",
     "dense --local-steps 4", "marsit:full_every=100 --local-steps 4",
     "sketched_sgd:ratio=0.05:p=4:rows=5:columns_ratio=0.05:momentum=0.9 --momentum 0",
@@ -158,7 +159,7 @@ RECIPES = {
                                   for guard in ("", "guard:noise=0.75+")],
     "cnn-fashion-sgd": ["dense", "half:format=bf16:feedback=on", "casq:bits=4", "power_sgd:rank=32:bits=8", AUTO],
     "resnet20-cifar10": (
-        AS_THEY_COME + ["power_sgd:rank=12:bits=8", "power_sgd:rank=8:bits=4"] + WITH_MOMENTUM + AS_PUBLISHED),
+        AS_THEY_COME + ["power_sgd:rank=12:bits=8", "power_sgd:rank=8:bits=4"] + WITH_MOMENTUM + NEARER_TO_THE_PAPERS),
     "lstm-kjv": ["dense"] + [f"rows=zen,dense={system}" for system in (
         "half", "casq:bits=4", "power_sgd:rank=16", "casq", AUTO)],
 }

@@ -97,6 +97,19 @@ def marsit_table_2_alexnet(parts: dict) -> tuple:
     return own_optimizers(parts, paper).lstrip("\n"), made
 
 
+def marsit_theorem_1(parts: dict) -> tuple:
+    made, both = figure(len(parts))
+    text = "The paper: with eta_s = sqrt(1 / (T D)) and a rate of sqrt(workers / T) Marsit converges for large T.\n"
+    for axes, (name, results) in zip(both, sorted(parts.items())):
+        systems = systems_in(results)
+        text += f"\n{describe(results)}\n\n" + accuracy_table(systems, named(systems, "dense"))
+        bars(axes, [f"{k_of(system)}{', theorem' if 'horizon' in system.options else ''}" for system in systems], systems)
+        axes.set_title(name.replace("_", " = "))
+    both[0].set_ylabel("test accuracy, %")
+    made.tight_layout()
+    return text, made
+
+
 def each_seed(system: System) -> str:
     return ", ".join(f"{100 * system.accuracies[seed]:.2f}" if seed in system.accuracies else "diverged"
                      for seed in sorted(run["seed"] for run in system.runs))

@@ -50,10 +50,11 @@ EXPERIMENTS = {
     "marsit_table_1": ("Marsit, Table 1: cascading compression", marsit.marsit_table_1),
     "marsit_table_2": ("Marsit, Table 2: accuracy of one-bit systems", marsit.marsit_table_2),
     "marsit_table_2_alexnet": ("Marsit, Table 2: AlexNet", marsit.marsit_table_2_alexnet),
+    "marsit_theorem_1": ("Marsit, Theorem 1: its step size", marsit.marsit_theorem_1),
     "marsit_figure_3": ("Marsit, Figure 3: K against accuracy and bits", marsit.marsit_figure_3),
     "s2_reducer_figure_3": ("S2 Reducer, Figure 3 (a): communication and perplexity of an LSTM", s2_reducer.s2_reducer_figure_3),
     "s2_reducer_figure_3_blocks": ("S2 Reducer, Figure 3 (d) and (e): time to an accuracy, block-wise", s2_reducer.s2_reducer_figure_3_blocks),
-    "s2_reducer_figure_4": ("S2 Reducer, Figures 4 and 7: communication of block-wise sparse gradients", s2_reducer.s2_reducer_figure_4),
+    "s2_reducer_figure_4": ("S2 Reducer, Figures 4 and 7: communication of sparse gradients", s2_reducer.s2_reducer_figure_4),
     "s2_reducer_figure_5": ("S2 Reducer, Figures 5 and 6: all-reduce against all-gather", s2_reducer.s2_reducer_figure_5),
     "s2_reducer_figure_8": ("S2 Reducer, Figure 8: lambda against accuracy", s2_reducer.s2_reducer_figure_8),
     "zen_figure_2": ("Zen, Figures 2 and 3, and section 2.4: overlap, densification and skew", zen.zen_figure_2),
@@ -74,6 +75,12 @@ def wrapped(page: str) -> str:
                      for line in page.split("\n"))
 
 
+def command(name: str) -> str:
+    """From the repository's root."""
+    hours = "bench/papers/hours/" + name
+    return hours if os.path.exists(hours) else "bench/papers/" + name
+
+
 def main() -> int:
     if len(sys.argv) < 4 or sys.argv[1] not in EXPERIMENTS:
         print(__doc__ + "\nExperiments: " + " ".join(EXPERIMENTS), file=sys.stderr)
@@ -88,7 +95,7 @@ def main() -> int:
         return 1
     made.savefig(os.path.join(folder, "plot.png"), dpi=110)
     smaller = " ".join(smaller.split())
-    head = f"# {title}\n\n    {' '.join(['bench/papers/' + name] + options.split())}\n\nSmaller than in the paper: {smaller}.\n\n"
+    head = f"# {title}\n\n    {' '.join([command(name)] + options.split())}\n\nSmaller than in the paper: {smaller}.\n\n"
     if note:
         head += f"{note}\n\n"
     text = head + text + "\n![](plot.png)\n"

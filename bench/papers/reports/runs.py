@@ -209,8 +209,9 @@ def accuracy_table(systems: list, dense: System, paper=None) -> str:
 
 
 def with_momentum(parts: dict) -> str:
-    """Trainings with momentum, a table for each learning rate: parts "momentum_RATE"; and those of
-    "double_momentum_RATE", whose systems have their own, beside dense with the optimizer's."""
+    """Trainings with momentum, a table for each learning rate: parts "momentum_RATE"; those of
+    "double_momentum_RATE", whose systems have their own, beside dense with the optimizer's; and those of
+    "scope_RATE", whose clusters are a whole bucket's."""
     text = ""
     for name, results in sorted(parts.items(), reverse=True):
         if name.startswith("momentum_"):
@@ -220,4 +221,8 @@ def with_momentum(parts: dict) -> str:
             if doubled:
                 text += ("\nWith the momentum of Algorithm 1, line 16, in place of the optimizer's. `dense` has the optimizer's.\n\n" +
                          accuracy_table(doubled, named(doubled, "dense")))
+            scoped = systems_in(parts.get("scope_" + name.removeprefix("momentum_"), []))
+            if scoped:
+                text += ("\nWith clusters and cells of a whole bucket, the optimizer's momentum.\n\n" +
+                         accuracy_table(scoped, named(scoped, "dense")))
     return text

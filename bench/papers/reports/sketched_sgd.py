@@ -86,13 +86,15 @@ def sketch_name(system: System) -> str:
     if options[""] == "global_top_k":
         return f"true top-k, {100 * float(options['ratio']):g} %"
     size = float(options["rows"]) * float(options["columns_ratio"])
-    return f"sketch r {options['rows']}, P {options['p']}, {100 * size:.2g} %" + (", random fill" if options.get("fill") == "random" else "")
+    return f"sketch r {options['rows']}, P {options['p']}, {100 * size:.2g} %" + (", random fill" if options.get("fill") == "random" else "") \
+        + (", each element hashed" if options.get("run") == "1" else "")
 
 
 def sketched_sgd_figure_4(parts: dict) -> tuple:
     dense = systems_in(parts["dense"])[0]
-    top, sketched = ([system for name, results in parts.items() if name.startswith(kind) for system in systems_in(results)]
-                     for kind in ("top_k_", "sketch_"))
+    per_bucket = [system for name, results in parts.items() if name.endswith("_per_bucket") for system in systems_in(results)]
+    top, sketched = ([system for name, results in parts.items() if name.startswith(kind) and not name.endswith("_per_bucket")
+                      for system in systems_in(results)] for kind in ("top_k_", "sketch_"))
     made, (curves, against_k) = figure(2)
     same_k = [system for system in top if system.options["ratio"] == "0.0015"]
     plot_epochs(curves, [dense] + same_k + sketched, "test_accuracy", "test accuracy", sketch_name, 1.0)
@@ -110,4 +112,6 @@ def sketched_sgd_figure_4(parts: dict) -> tuple:
             "epochs there and dense 24, so per step that is 8.3 and 16.7 times.\n\n" + describe(parts["dense"]) +
             " The others have the same momentum before the selection, with masking.\n\n")
     return text + accuracy_table([dense] + top + sketched, dense) + (
-        "\nglobal_top_k finds its elements by a dense all-reduce: what it shows is accuracy.\n"), made
+        "\nglobal_top_k finds its elements by a dense all-reduce: what it shows is accuracy.\n\n"
+        "A selection in each bucket of up to half a MB, or of a tensor that is larger, in place of one of the whole gradient:\n\n"
+        + accuracy_table([dense] + per_bucket, dense)), made
