@@ -12,7 +12,7 @@ Entry = Tuple[str, str, Optional[Tuple[str, ...]]]
 CONTENTS: List[Tuple[str, str, List[Entry]]] = [
     ("Under DistributedDataParallel", "", [
         ("ddp", "register", None), ("handle", "Handle", None), ("lazy", "comm_hook", None),
-        ("lazy", "LazyState", None), ("ddp", "systems", None),
+        ("lazy", "LazyState", None), ("local_steps", "LocalSteps", None), ("ddp", "systems", None),
         ("cluster", "cluster_environment", None)]),
     ("A page about a training", "", [("html_report", "HtmlReport", ("step", "resume", "write", "close"))]),
     ("Under fully_shard", "",
@@ -32,7 +32,8 @@ CONTENTS: List[Tuple[str, str, List[Entry]]] = [
     ("thinwire.plan", "plan", []),
 ]
 # Where users import these from: thinwire itself.
-TOP = ("register", "Handle", "comm_hook", "systems", "cluster_environment", "HtmlReport", "fully_shard")
+TOP = ("register", "Handle", "LocalSteps", "comm_hook", "systems", "cluster_environment", "HtmlReport",
+       "fully_shard")
 ARGUMENT = re.compile(r"(\w+): (.*)", re.DOTALL)
 
 

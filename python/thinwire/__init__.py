@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from thinwire.fsdp import fully_shard
     from thinwire.html_report import HtmlReport
     from thinwire.lazy import comm_hook
+    from thinwire.local_steps import LocalSteps
 
     __version__: str
 
-__all__ = ["Handle", "HtmlReport", "cluster_environment", "comm_hook", "fully_shard", "register", "systems",
-           "__version__"]
+__all__ = ["Handle", "HtmlReport", "LocalSteps", "cluster_environment", "comm_hook", "fully_shard",
+           "register", "systems", "__version__"]
 # Each needs its framework, and is loaded when it is asked for.
 _ADAPTERS = ("accelerate", "lightning", "transformers")
 
@@ -43,10 +44,10 @@ def _load(name: str) -> object:
 
     if name == "__version__":
         return _C.version
-    from thinwire import cluster, ddp, fsdp, html_report, lazy
+    from thinwire import cluster, ddp, fsdp, html_report, lazy, local_steps
 
-    homes = {"HtmlReport": html_report, "cluster_environment": cluster, "comm_hook": lazy,
-             "fully_shard": fsdp}
+    homes = {"HtmlReport": html_report, "LocalSteps": local_steps, "cluster_environment": cluster,
+             "comm_hook": lazy, "fully_shard": fsdp}
     return getattr(homes.get(name, ddp), name)
 
 

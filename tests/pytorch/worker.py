@@ -19,6 +19,7 @@ from dcp import DCP
 from exits import EXITS, SCATTERED_FAILURES, SCATTERED_RAISES, SHARDED_FAILURES, SHARDED_RAISES
 from gradients.clipping import CLIPPING
 from gradients.hosts import HOSTS
+from gradients.local import LOCAL
 from gradients.loss_scale import LOSS_SCALE
 from gradients.overflows import a_backward_that_raises, overflow_where_buckets_are_rebuilt
 from hooks import HOOKS
@@ -50,6 +51,7 @@ GROUPS = {
     "compiled": COMPILED,
     "html_report": HTML_REPORT,
     "hosts": HOSTS,
+    "local": LOCAL,
     "exits": EXITS,
     "sharded": SHARDED + SHARDED_FAILURES,
     "sharded_raises": SHARDED_RAISES,
