@@ -18,6 +18,17 @@ __all__ = ["LocalSteps"]
 _States = Dict[torch.Tensor, Dict[str, Any]]
 
 
+class _Parameters(nn.Module):
+    """Gives out parameters that are not its own."""
+
+    def __init__(self, parameters: List[nn.Parameter]) -> None:
+        super().__init__()
+        self._given = tuple(parameters)  # in a tuple torch does not register them
+
+    def forward(self) -> List[torch.Tensor]:
+        return [one.view_as(one) for one in self._given]
+
+
 class LocalSteps:
     """Ranks synchronize how far their optimizers moved the model, once in ``every`` steps.
 
@@ -177,26 +188,19 @@ class LocalSteps:
                 one.grad = None
 
     def _synchronize(self, updates: List[torch.Tensor]) -> None:
-        """Leaves the mean update in the gradients. DDP's own backward carries it: forward gives the
-        parameters out as they are, so their gradients are what goes into backward."""
+        """Leaves the mean update in the gradients. DDP's own backward carries it: a module that gives the
+        parameters out as they are stands in for the model, so their gradients are what goes into backward.
+        Neither the model's hooks nor what torch.compile made of it see anything of that."""
         for one in self._parameters:
             one.grad = None
-        inner = self._ddp.module
-        own_forward = inner.__dict__.get("forward")
-        parameters = self._parameters
-
-        def forward(*_: object) -> List[torch.Tensor]:
-            return [one.view_as(one) for one in parameters]
-
-        inner.forward = forward
+        modules = self._ddp._modules
+        model = modules["module"]
+        modules["module"] = _Parameters(self._parameters)
         try:
             with torch.enable_grad():
-                outputs = self._ddp()
+                outputs = self._ddp.forward()
         finally:
-            if own_forward is None:
-                del inner.forward
-            else:
-                inner.forward = own_forward
+            modules["module"] = model
         torch.autograd.backward(outputs, updates)
 
     @torch.no_grad()
