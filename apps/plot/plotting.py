@@ -33,9 +33,10 @@ def style(at: int, covered: int = 0) -> dict:
 
 
 def legend_below(made, axes, columns: int, foot: float, line: float, top: float = 1, **how) -> None:
-    """foot, line: the height below the legend and of one of its rows, of the picture's;
-    top: where the axes end."""
-    handles, labels = axes.get_legend_handles_labels()
+    """axes: whose legend it is, or handles and labels.
+    foot, line: the height below the legend and of one of its rows, of the picture's; top: where the axes
+    end."""
+    handles, labels = axes if isinstance(axes, tuple) else axes.get_legend_handles_labels()
     rows = 0
     if labels:
         columns = min(len(labels), columns)

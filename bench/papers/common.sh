@@ -13,6 +13,7 @@
 #                which the other options must describe
 #
 # Results: DIR/NAME/*.json as `thinwire` wrote them, table.md and plot.png (default results/papers).
+# Those that were there stay until all new ones are. Until then these lie in DIR/NAME/.partial.
 
 set -euo pipefail
 from=$PWD
@@ -34,8 +35,14 @@ redraw=
 options=()  # that the results depend on, as given
 while [ $# -gt 0 ]; do
   [ "$1" = --redraw ] && { redraw=1; shift; continue; }
-  case $1 in -h | --help) sed -n '/^#   /,${/^#/!q;s/^# \{0,1\}//p}' bench/papers/common.sh && exit 0 ;; esac
-  [ $# -gt 1 ] || { echo "$experiment: $1 needs a value; see bench/papers/common.sh" >&2; exit 2; }
+  case $1 in
+    -h | --help)
+      sed -n '2,${/^#/!q;s/^# \{0,1\}//p}' "$(absolute "$0")"
+      echo
+      sed -n '/^#   /,${/^#/!q;s/^# \{0,1\}//p}' bench/papers/common.sh
+      exit 0 ;;
+  esac
+  [ $# -gt 1 ] || { echo "$experiment: $1 needs a value, or is no option; -h lists those there are" >&2; exit 2; }
   case $1 in
     --full) full=$(absolute "$2") ;;
     --thinwire) thinwire=$(absolute "$2") ;;
@@ -46,18 +53,28 @@ while [ $# -gt 0 ]; do
     --workers) workers=$2 ;;
     --steps) steps=$2 ;;
     --note) note=$2 ;;
-    *) echo "$experiment: unknown option $1; see bench/papers/common.sh" >&2; exit 2 ;;
+    *) echo "$experiment: unknown option $1; -h lists those there are" >&2; exit 2 ;;
   esac
   case $1 in --thinwire | --results | --note) ;; *) options+=("$1" "$2") ;; esac
   shift 2
 done
+if ! [[ $seeds =~ ^[0-9]+(,[0-9]+)*$ ]]; then
+  echo "$experiment: --seeds $seeds: numbers separated by commas are needed, such as 1,2,3" >&2
+  exit 2
+fi
 if [ -z "$thinwire" ]; then
   for thinwire in build/quickstart/thinwire build/release/thinwire; do [ -x "$thinwire" ] && break; done
 fi
 [ -n "$redraw" ] || [ -x "$thinwire" ] || { echo "$experiment: $thinwire is not there: run ./quickstart, or give --thinwire PATH" >&2; exit 1; }
 
-out=$results/$experiment
-mkdir -p "$out"
+results_of=$results/$experiment
+out=$results_of
+if [ -z "$redraw" ]; then
+  out=$results_of/.partial
+  rm -rf "$out"
+  mkdir -p "$out"
+  trap 'rmdir "$results_of/.partial" 2>/dev/null || true' EXIT
+fi
 # optional=(VARIABLE=PART ...), set before this file is sourced: parts whose data VARIABLE names. Without it
 # they are not made, and stay as they are.
 kept=()
@@ -65,7 +82,6 @@ for one in ${optional[@]+"${optional[@]}"}; do
   variable=${one%%=*}
   [ -n "${!variable:-}" ] || kept+=(! -name "${one#*=}@*")
 done
-[ -n "$redraw" ] || find "$out" -maxdepth 1 -name '*.json' ${kept[@]+"${kept[@]}"} -delete
 given_epochs=$epochs given_limit=$limit
 
 # sizes SMALL_EPOCHS SMALL_LIMIT FULL_MODEL FULL_EPOCHS: sets $model, $data, $epochs, $limit and $training,
@@ -116,6 +132,21 @@ take() {
   ls "$results/$1"/*.json >/dev/null 2>&1 || { echo "$experiment: no results of $1 in $results: run bench/papers/$1 first" >&2; exit 1; }
 }
 
+# What this call has made takes the place of what was there.
+take_over_results() {
+  out=$results_of
+  mkdir -p "$out"
+  if [ -z "$redraw" ]; then
+    find "$out" -maxdepth 1 -name '*.json' ${kept[@]+"${kept[@]}"} -delete
+    find "$out/.partial" -maxdepth 1 -name '*.json' -exec mv {} "$out" \;
+    rm -rf "$out/.partial"
+  elif [ ${#taken[@]} -eq 0 ] && ! compgen -G "$out/*.json" >/dev/null; then
+    rmdir "$out" 2>/dev/null || true
+    echo "$experiment: no results in $out: leave out --redraw, which runs it" >&2
+    exit 1
+  fi
+}
+
 # report SIZE [SETTINGS]: table and plot of what run() left. SIZE says what is smaller than in the paper
 # unless --full is given, SETTINGS what differs in any case.
 # Epochs and examples that were asked for are said as well.
@@ -125,6 +156,7 @@ report() {
   [ $# -gt 1 ] && smaller+="; $2"
   [ -n "$given_epochs" ] && smaller+="; --epochs $given_epochs"
   [ -n "$given_limit" ] && smaller+="; only the first $given_limit training examples"
+  take_over_results
   /usr/bin/python3 bench/papers/reports/report.py "$experiment" "$out" "$smaller" "$note" "${options[*]}" "${taken[@]}"
   echo "Table: $out/table.md"
   echo "Picture: $out/plot.png"

@@ -71,7 +71,7 @@ def casq_figure_7(parts: dict) -> tuple:
         for name in names:
             rows.setdefault(name, []).extend([f"{communication[name]:.1f}", f"{communication[name] / communication[alq]:.2f}", spread_text(coded[name], ".1f"),
                                               spread_text([100 * own / (own + of) for own, of in zip(coded[name], sent[name])], ".0f")])
-    legend(made, all_axes[0], 2)
+    legend(made, 2)
     head = ["system"] + [f"{count} workers: {what}" for count in counts for what in ("communication, ms", "of ALQ's", "quantization, ms", "quantization, % of both")]
     text = ("The paper: CASQ with 2 bits communicates up to 28 % less than ALQ with 3, and quantizes about as long; that is up to 16 % of a step. "
             "Of a step with computing the share would be smaller.\n\n")
@@ -81,9 +81,13 @@ def casq_figure_7(parts: dict) -> tuple:
 def casq_table_1_more(parts: dict) -> tuple:
     systems = systems_in(parts["train"])
     paper = {system.label: CASQ_TABLE_1[quantizer_name(system)] for system in systems}
-    made, (axes,) = figure()
-    bars(axes, [quantizer_name(s) + (" own clusters" if s.options.get("clusters") == "own" else "") for s in systems], systems)
-    axes.set_ylabel("test accuracy, %")
+    shown = {"no momentum": systems}
+    shown |= {f"momentum, a rate of {name.removeprefix('momentum_')}": systems_in(parts[name]) for name in sorted(parts) if name.startswith("momentum_")}
+    made, all_axes = figure(len(shown))
+    for axes, (title, of) in zip(all_axes, shown.items()):
+        bars(axes, [quantizer_name(s) + (" own clusters" if s.options.get("clusters") == "own" else "") for s in of], of)
+        axes.set_title(title, fontsize=10)
+    all_axes[0].set_ylabel("test accuracy, %")
     made.tight_layout()
     text = "All without error feedback; casq gathered.\n\n" + describe(parts["train"]) + "\n\n"
     return text + accuracy_table(systems, named(systems, "dense"), ("paper, ResNet-32 on CIFAR-10", paper)) + with_momentum(parts), made
@@ -139,7 +143,7 @@ def casq_figure_5(parts: dict) -> tuple:
         count = int(name.split("_")[1])
         axes.set_title("error of one worker's Q(p)" if count == 1 else f"error of the mean of {count} workers", fontsize=10)
         axes.set_ylabel("squared error over squared gradient")
-    legend(made, all_axes[0], 4)
+    legend(made, 4)
     head = ["quantizer"] + [f"{'one worker' if name.endswith('_1') else name.replace('_', ' ') + ', mean'}: {what}" for name in names
                             for what in ("median over steps", "least to most")]
     rows = []
@@ -190,11 +194,12 @@ def casq_downlink(parts: dict) -> tuple:
         of_part = by_spec(results, lambda result: result["relative_error"])
         for at, (spec, values) in enumerate(of_part.items()):
             errors.setdefault(spec, []).append(spread_text(values, ".3f"))
-            axes.plot([sent[spec] / 1e6], [sum(values) / len(values)], label=quantizer_in_full(spec), **{**style(at), "linestyle": ""})
+            axes.plot([sent[spec] / 1e6], [sum(values) / len(values)], label=quantizer_in_full(spec),
+                      **{**style(at), "linestyle": "", "fillstyle": "none" if at >= len(COLOURS) else "full"})
         axes.set_title("normal values" if name == "tails_0" else "heavy tails", fontsize=10)
         axes.set_xlabel("MB that a worker sends")
         axes.set_ylabel("error of the mean over its length")
-    legend(made, all_axes[0], 3)
+    legend(made, 3)
     text = ("The paper gathers all codes, so that each worker makes the mean of what all have sent. By default the owner of a part codes its mean once more. "
             "The error is |mean - exact mean| / |exact mean|.\n\n")
     return text + table(["system", "bytes of the worker that sends most", "error, normal values", "heavy tails"],
@@ -320,7 +325,7 @@ def casq_figure_6(parts: dict) -> tuple:
             ["system", "training loss, last epoch", DIFFERENCE],
             [[f"`{system.label}`", system.at_the_end("loss"), system.difference_of("loss", named(systems, "dense")) if system.label != "dense" else ""]
              for system in shown]) + "\n"
-    legend(made, all_axes[0], 4)
+    legend(made, 4)
     text += ("Figure 8, time to a training loss: steps of these trainings, of 4 workers, times communication and quantization of a step by casq_figure_7, on 8, "
              "16 and 24 workers. Other computing is left out, which favours whatever sends least. The paper: CASQ is up to 5.4 times as fast as dense, and "
              "ahead of every quantizer. " + reach_amqs_loss({system.label: system.runs for system in systems_in(settings["without momentum"])}))
@@ -357,7 +362,7 @@ def casq_figure_12(parts: dict) -> tuple:
     cost.set_xscale("log")
     cost.set_xlabel("share of the elements that is clustered")
     cost.set_ylabel("one clustering, ms")
-    legend(made, accuracy)
+    legend(made)
     rows = [[f"{100 * float(sample):g} %", system.accuracy_text(), system.difference_text(dense), spread_text(each, ".2f"),
              f"{spread_text([one / step for one, step in zip(each, steps)], '.2f')} %"]
             for sample, system, each, steps in zip(samples, systems, clustering, coding)]
@@ -381,7 +386,7 @@ def casq_figure_13(parts: dict) -> tuple:
         rows += [[way, system.options["bits"], system.accuracy_text(), system.difference_text(dense), f"{system.bytes:,.0f}"]
                  for system in of_way]
     axes.set_xticks([1, 2, 3, 4])
-    legend(made, axes)
+    legend(made)
     text = ("The paper: 2 bits are less than 1 point below 3, and 4 bits are not better than 3. As published: gathered, without error feedback. "
             "The default: codes come back, with error feedback.\n\n" + describe(parts["bits"]) + "\n\n")
     return text + table(["casq", "bits", "test accuracy, %", DIFFERENCE, "bytes per worker and step"], rows), made
@@ -432,7 +437,7 @@ def casq_figure_11(parts: dict) -> tuple:
     axes.set_yscale("log")
     axes.set_xlabel("recorded step")
     axes.set_ylabel("squared error of the mean over squared mean")
-    legend(made, axes)
+    legend(made)
     text = "The paper: with ALQ's levels in place of K-means' centres accuracy falls by over 5 points, below ALQ's own.\n\n"
     errors = table(["spec", "system", "squared error, median over steps", "least to most"], rows)
     trained = systems_in(parts["train"])

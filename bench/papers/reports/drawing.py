@@ -15,8 +15,29 @@ def style(at: int) -> dict:
     return {**plotting.style(at), "linewidth": 1.6}
 
 
-def legend(made, axes, columns: int = 3) -> None:
-    plotting.legend_below(made, axes, columns, foot=0.03, line=0.045, fontsize=8)
+def place(axes, name: str) -> int:
+    """The number of the style that a name has, in all panels of a picture."""
+    places = vars(axes.figure).setdefault("places_of_names", {})
+    return places.setdefault(name, len(places))
+
+
+def colour_of(handle) -> tuple:
+    from matplotlib.colors import to_rgba
+
+    drawn = handle[0] if isinstance(handle, tuple) else handle  # the line of error bars, one of several bars
+    if hasattr(drawn, "get_color"):
+        return to_rgba(drawn.get_color())
+    return to_rgba(drawn.get_facecolor() if drawn.get_fill() else drawn.get_edgecolor())
+
+
+def legend(made, columns: int = 3) -> None:
+    """Of all panels. ValueError where a label has another colour in one of them."""
+    handles = {}
+    for axes in made.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels()):
+            if colour_of(handles.setdefault(label, handle)) != colour_of(handle):
+                raise ValueError(f"{label!r} has two colours in one picture")
+    plotting.legend_below(made, (list(handles.values()), list(handles)), columns, foot=0.03, line=0.045, fontsize=8)
 
 
 def limits(middle: float, width: float, top: float = 100.0) -> list:
@@ -37,7 +58,8 @@ def point(axes, x: float, system: System, **how) -> None:
 
 def plot_epochs(axes, systems: list, key: str, name: str, label=lambda system: system.label, top: float = math.inf) -> None:
     """top: the largest value there can be."""
-    for at, system in enumerate(systems):
+    for system in systems:
+        at = place(axes, label(system))
         runs = system.by_epoch(key)
         title = label(system) + (f" ({system.trouble()})" if system.trouble() else "")
         if not runs:
@@ -88,7 +110,7 @@ def loss_and_accuracy(parts: dict, label, paper: str) -> tuple:
     made, (losses, accuracies) = figure(2)
     plot_epochs(losses, systems, "loss", "training loss", label)
     plot_epochs(accuracies, systems, "test_accuracy", "test accuracy", label, 1.0)
-    legend(made, losses)
+    legend(made)
     rows = []
     dense = named(systems, "dense")
     for system in systems:

@@ -1,7 +1,7 @@
 """Marsit: each experiment's table and figure."""
 from statistics import mean, median
 
-from drawing import bars, figure, legend, plot_epochs, point, style
+from drawing import bars, figure, legend, place, plot_epochs, point, style
 from plotting import COLOURS, spread_text
 from runs import DIFFERENCE, System, accuracy_table, by_spec, compression, describe, named, options_of, order_text, systems_in, table
 
@@ -63,9 +63,14 @@ def marsit_table_2(parts: dict) -> tuple:
     dense = named(systems, "dense")
     paper = {"dense": "93.42", "signsgd": "88.92", "ef_signsgd": "91.85", "ssdm": "89.18", "marsit:full_every=100": "92.18",
              "marsit:full_every=0": "90.15"}
-    made, (axes,) = figure()
-    bars(axes, [system.label for system in systems], systems)
-    axes.set_ylabel("test accuracy, %")
+    own = sorted(name for name in parts if name.startswith("own_"))
+    made, all_axes = figure(1 + len(own))
+    shown = {"a common optimizer, no momentum": systems}
+    shown |= {f"own optimizers, momentum, a rate of {name.removeprefix('own_')}": systems_in(parts[name]) for name in own}
+    for axes, (title, of) in zip(all_axes, shown.items()):
+        bars(axes, [system.label for system in of], of)
+        axes.set_title(title, fontsize=10)
+    all_axes[0].set_ylabel("test accuracy, %")
     made.tight_layout()
     text = describe(parts["train"] + parts["ssdm"]) + "\n\n" + accuracy_table(systems, dense, ("paper, ResNet-20 on CIFAR-10", paper))
     return text + own_optimizers(parts), made
@@ -81,7 +86,7 @@ def own_optimizers(parts: dict, paper: dict | None = None) -> str:
                      "" if system.label == "dense" else system.difference_text(named(systems, "dense"))]
                     + ([paper.get(system.label, "")] if paper else []) for system in systems]
             text += (f"\nEach worker's own optimizer, {results[0]['local_steps']} steps from one synchronization to the next; rates stay as they are after a full "
-                     f"one. {describe(results)}\n\n" + table(["system", "each seed, %", "test accuracy, %", DIFFERENCE] + (["paper"] if paper else []), rows))
+                     f"one. {describe(results)}\n\n" + table(["system", "each seed, %", "test accuracy, %", DIFFERENCE] + (["paper, AlexNet on CIFAR-10"] if paper else []), rows))
     return text
 
 
@@ -136,7 +141,7 @@ def marsit_figure_3(parts: dict) -> tuple:
     by_bits.xaxis.set_major_formatter("{x:g}")
     by_bits.set_xlabel("bits per element, frames included")
     by_bits.set_ylabel("test accuracy, %")
-    legend(made, by_epoch)
+    legend(made)
     head = ["K", "test accuracy, %", DIFFERENCE, "bits per element, frames included", "paper's accuracy", "paper's bits"]
     return describe(parts["train"]) + "\n\n" + table(head, rows), made
 
@@ -171,7 +176,7 @@ def marsit_figure_1(parts: dict) -> tuple:
     axes.axhline(50, color="#000000", linewidth=0.8)
     axes.set_ylim(45, 100)
     axes.set_ylabel("signs that agree with the exact mean's, %")
-    legend(made, axes)
+    legend(made)
     steps = len(parts[names[0]][0]["relative_errors"])
     text = (f"Of the elements whose exact mean is not 0, the share that has its sign in the mean that is delivered; the median over {steps} recorded "
             "steps, and the least and the largest. The paper, 3 workers: cascading compression has the lowest, about 56 %; chance is 50 %.\n\n")
@@ -253,7 +258,7 @@ def marsit_figure_5(parts: dict) -> tuple:
             shares = [sum(own) / sum(dense) for own, dense in zip(of_seeds[name], of_seeds["dense"])]
             rows.setdefault(name, []).extend([f"{found[name][0]:,.0f}", spread_text([coded for _, coded in of_seeds[name]], ",.0f"),
                                               spread_text(shares, ".3f")])
-    legend(made, all_axes[0], 2)
+    legend(made, 2)
     one = parts[f"communication_{counts[0]}"][0]
     head = ["system"] + [f"{count} workers: {what}" for count in counts for what in ("communication, ms", "compression, ms", "both, of dense")]
     text = ("The paper: Marsit communicates least, with little compression; cascading compression communicates little and compresses long; a torus takes "
@@ -279,7 +284,7 @@ def marsit_figure_3_rates(parts: dict) -> tuple:
         rows += [[kind, f"{results[0]['lr']:g}", k_of(system),
                   each_seed(system), system.accuracy_text(), "" if system is dense else system.difference_text(dense),
                   "93.42" if system is dense else paper.get(system.options["full_every"], "")] for system in systems]
-    legend(made, all_axes[0])
+    legend(made)
     head = ["optimizer", "rate", "K", "each seed, %", "test accuracy, %", DIFFERENCE, "paper's accuracy (AlexNet, CIFAR-10)"]
     text = "\n\n".join(f"{kind[0].upper()}{kind[1:]} optimizer: {describe(runs)}" for kind, runs in texts.items())
     return text + "\n\n" + table(head, rows), made
@@ -333,7 +338,8 @@ def of_figure_4(name: str, results: list, times: dict, axes: tuple) -> str:
     dense = named(systems, "dense")
     of_dense = [reached(run, wanted, steps) * each for run, each in zip(dense.runs, synchronization(times, "dense"))]
     rows = []
-    for at, system in enumerate(systems):
+    for system in systems:
+        at = place(axes[0], system.label)
         seconds = synchronization(times, system.label)
         accuracies = [mean(values) for values in zip(*system.by_epoch("test_accuracy"))]
         axes[0].plot([steps(epoch) * mean(seconds) for epoch in system.runs[0]["epochs"]], accuracies, label=system.label, **style(at))
@@ -368,7 +374,7 @@ def marsit_figure_4(parts: dict) -> tuple:
             "Accuracies are known after each of four epochs; between them, and from chance on, lines are straight.\n")
     for at, name in enumerate(trained):
         text += of_figure_4(name, parts[f"marsit_table_2/{name}"], times, all_axes[2 * at:2 * at + 2])
-    legend(made, all_axes[2])
+    legend(made)
     return text, made
 
 
@@ -384,7 +390,7 @@ def marsit_sign_rings(parts: dict) -> tuple:
     axes.set_xticks(counts)
     axes.set_xlabel("workers")
     axes.set_ylabel("kB that a worker sends")
-    legend(made, axes)
+    legend(made)
     text = ("The paper: sums of signs grow on a ring, up to log2 of the workers in bits, and Elias coding makes them shorter. Bytes of the worker that sends "
             "most:\n\n")
     return text + table(["system"] + [f"{count} workers" for count in counts], [[f"`{spec}`"] + [f"{each:,.0f}" for each in of] for spec, of in sent.items()]), made

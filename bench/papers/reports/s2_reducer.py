@@ -102,7 +102,7 @@ def s2_reducer_figure_3_blocks(parts: dict) -> tuple:
     axes.set_yscale("log")
     axes.set_xlabel("gamma: blocks of all workers over those of one")
     axes.set_ylabel(f"communication until {100 * ACCURACY_OF_FIGURE_3:.0f} %, s")
-    legend(made, axes)
+    legend(made)
     text = ("The paper, ResNet-50, block-wise: training is 4.1 times as fast as with SparCML and 2.3 times as with AllGather, at the same accuracy; sparse "
             f"communication takes 81 % less than with OmniReduce.\n\nSteps until {100 * ACCURACY_OF_FIGURE_3:.0f} % of the test set are right, momentum 0.9: dense "
             f"{spread_text(trained['dense'], '.0f')}, lossless blocks {spread_text(exact, '.0f')}, `s2_reducer:lambda=0.5` {spread_text(sketch, '.0f')}. SparCML, "
@@ -124,7 +124,7 @@ def s2_reducer_figure_5(parts: dict) -> tuple:
     axes.set_yscale("log")
     axes.set_xlabel("message, MB")
     axes.set_ylabel("ms")
-    legend(made, axes)
+    legend(made)
     text = "The paper, 16 GPUs over InfiniBand: from 8 MB on all-reduce is over 11 times as fast as all-gather.\n\n"
     return text + table(["message, MB", "all-reduce, ms", "all-gather, ms", "all-gather over all-reduce"],
                         [[f"{size:g}", f"{reduce:.3f}", f"{gather:.3f}", f"{gather / reduce:.2f}"] for size, reduce, gather in rows]), made

@@ -33,7 +33,7 @@ def sketched_sgd_figure_5(parts: dict) -> tuple:
     axes.margins(x=0.08, y=0.12)
     axes.set_xlabel("compression: dense's bytes over sketched SGD's\n(points: colour by k; P, and columns as a share of the elements)")
     axes.set_ylabel("test accuracy, %")
-    legend(made, axes, 2)
+    legend(made, 2)
     paper = ("The paper (CIFAR-10, ResNet-9): dense about 94 %, sketched SGD no loss at about 4 times, one point at about 8, with its "
              "50 epochs against dense's 24 counted in. Per step that is 8.3 and 16.7 times.\n\n")
     text = paper + describe(parts["dense"]) + "\n\n" + accuracy_table([dense] + top + sketched, dense)
@@ -57,7 +57,7 @@ def sketched_sgd_figure_6(parts: dict) -> tuple:
     axes.set_xticklabels([count for count, _ in points])
     axes.set_xlabel("workers (the same batch of all together)")
     axes.set_ylabel("test accuracy, %")
-    legend(made, axes)
+    legend(made)
     rows = [[parts[system.options[""]][0]["workers"], f"`{system.label}`", system.accuracy_text(),
              "" if system is dense else system.difference_text(dense), f"{system.bytes:,.0f}"] for system in (dense, top_k)]
     rows += [[count, f"`{system.label}`", system.accuracy_text(), system.difference_text(dense), f"{system.bytes:,.0f}"]
@@ -100,13 +100,13 @@ def sketched_sgd_figure_4(parts: dict) -> tuple:
     plot_epochs(curves, [dense] + same_k + sketched, "test_accuracy", "test accuracy", sketch_name, 1.0)
     curves.set_xlabel(f"epoch of {parts['dense'][0]['epochs'][0]['steps']} steps")
     points = [(100 * float(system.options["ratio"]), system) for system in top]
-    against_k.axhline(100 * dense.accuracy(), color="#000000", linewidth=1, linestyle="--", label="dense")
+    against_k.axhline(100 * dense.accuracy(), color="#000000", linewidth=1, linestyle="--", label="dense at the end")
     for x, system in points:
         point(against_k, x, system, **style(1))
     against_k.set_xscale("log")
     against_k.set_xlabel("k, % of the elements (true top-k)")
     against_k.set_ylabel("test accuracy, %")
-    legend(made, curves)
+    legend(made)
     text = ("The paper: Figure 4, with momentum true top-k is best at k = 0.15 %, worse above, where masking stops the momentum too often, and worse "
             "below. Figure 3: sketches learn as true top-k does. Figure 5: sketches lose nothing at about 4 times fewer bytes and one point at about 8. These have 50 "
             "epochs there and dense 24, so per step that is 8.3 and 16.7 times.\n\n" + describe(parts["dense"]) +

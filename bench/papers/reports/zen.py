@@ -2,7 +2,7 @@
 from math import log, sqrt
 from statistics import mean, stdev
 
-from drawing import figure, legend, style
+from drawing import figure, legend, place, style
 from plotting import COLOURS, deviation, spread_text
 from runs import by_spec, options_of, order_text, table, table_system
 
@@ -43,7 +43,7 @@ def zen_figure_13(parts: dict) -> tuple:
     axes.set_xticklabels([setting_name(name, parts).replace(", ", "\n") for name in order])
     axes.set_yscale("log")
     axes.set_ylabel("times faster than dense all-reduce")
-    legend(made, axes, 5)
+    legend(made, 5)
     rows.append(["the paper's zen"] + [paper.get(name, "") for name in order])
     text = f"Communication at 16 workers, times faster than dense. {ORDER_OF_ELEMENTS}\n\n"
     return text + table(["system"] + [setting_name(n, parts) for n in order], rows) + "\n" + order_text(speedups), made
@@ -172,7 +172,7 @@ def zen_figure_2(parts: dict) -> tuple:
                        (skew, "partition, by frequency", "share of a worker's non-zeros")):
         axes.set_xlabel(x)
         axes.set_ylabel(y)
-    legend(made, growth, 3)
+    legend(made, 3)
     text = ("The paper: two workers' non-zeros overlap in part, by a ratio that varies; the densification grows with the workers and stays below their "
             "number; with eight partitions over 60 % of the non-zeros are in the first.\n\nA model with tables: its rows; partitions are of each table by itself, and "
             "the mean over tables counts. Otherwise the elements of the largest 5 % of magnitudes, all parameters one behind the other. By frequency: as it would be in a table that is sorted by how often "
@@ -215,8 +215,8 @@ def zen_figure_8(parts: dict) -> tuple:
                 ideal = result["time_vs_dense"] * (1 - sent / 2 / result["modelled_seconds"])
                 times_by_spec.setdefault("zen without indices, computed", {}).setdefault(result["workers"], []).append(ideal)
         counts = sorted({result["workers"] for result in parts[name]})
-        for at, (spec, times) in enumerate(times_by_spec.items()):
-            axes.plot(counts, [mean(times[count]) for count in counts], label=spec, **style(at))
+        for spec, times in times_by_spec.items():
+            axes.plot(counts, [mean(times[count]) for count in counts], label=spec, **style(place(axes, spec)))
         axes.axhline(1, color="#000000", linewidth=0.8)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
@@ -232,7 +232,7 @@ def zen_figure_8(parts: dict) -> tuple:
         orders = {f"{count} workers": {spec: times[count] for spec, times in times_by_spec.items() if " " not in spec} for count in counts}
         text += f"Time of dense's, {axes.get_title()}:\n\n" + table(["workers"] + [str(count) for count in counts], rows)
         text += "\n" + order_text(orders) + "\n"
-    legend(made, all_axes[0], 3)
+    legend(made, 3)
     return text + imbalances(parts) + extremes(parts), made
 
 
@@ -284,7 +284,7 @@ def zen_figure_13_rows(parts: dict) -> tuple:
         for at, spec in enumerate(speedups["LSTM"]):
             of_models = [of_model[spec] for of_model in speedups.values()]
             axes.bar([place + at * 0.12 for place in range(len(models))], [mean(values) for values in of_models], 0.11, color=COLOURS[at],
-                     label=short(spec))
+                     label=short(spec) + (":rows=block" if "rows=block" in spec else ""))
             rows.append([f"`{spec}`"] + [spread_text(values, ".2f") for values in of_models])
         gammas = [parts[f"{model}_{codec}"][0]["gamma"] for model in models]
         rows += [["densification"] + [f"{gamma:.1f}" for gamma in gammas], ["the paper's zen"] + [paper.get(model, "") for model in models]]
@@ -296,7 +296,7 @@ def zen_figure_13_rows(parts: dict) -> tuple:
         text += ("Computing free" if codec == "off" else "With each codec's CPU time") + ":\n\n" + table(["system"] + list(speedups), rows)
         text += "\n" + order_text(speedups) + "\n"
     all_axes[0].set_ylabel("times faster than dense all-reduce")
-    legend(made, all_axes[0], 5)
+    legend(made, 5)
     return text, made
 
 
@@ -420,5 +420,5 @@ def zen_figure_14(parts: dict) -> tuple:
     text += table(["density", "split", "memory", "hashes", "ms", "lost"], rows) + collisions()
     text += aged_thresholds(parts, all_axes[3])
     made.tight_layout()
-    legend(made, all_axes[0])
+    legend(made)
     return text, made
