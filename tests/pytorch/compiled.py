@@ -3,6 +3,7 @@ and that what cannot is refused."""
 import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+import thinwire
 from common import Net, batch, register, require_agreement, require_error, require_same, train, values_of
 
 STEPS = 4
@@ -105,5 +106,29 @@ def a_backward_that_is_traced():
         require_error(ValueError, ["trace_autograd_ops", "False"], lambda: register(wrapped()))
 
 
+def local_steps_of_compiled_models():
+    """The updates of a round go past what was compiled."""
+    values = {}
+    for way in ("not", "around", "in place", "the model inside"):
+        model = wrapped()
+        register(model, "dense")
+        called = compiled(model) if way == "around" else model
+        if way == "in place":
+            model.compile(backend="aot_eager")
+        if way == "the model inside":
+            model.module.compile(backend="aot_eager")
+        optimizer = adamw(model)
+        local = thinwire.LocalSteps(called, optimizer, every=2)
+        for number in range(STEPS):
+            with local.no_sync():
+                called(batch(number)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            assert local.step() == (number % 2 == 1)
+        require_agreement(model, way)
+        values[way] = torch.cat([one.detach().reshape(-1) for one in model.parameters()])
+        assert torch.allclose(values[way], values["not"], atol=1e-5), way
+
+
 COMPILED = [compiled_steps_go_through_the_hook, registered_after_compiled_steps, compiled_autograd,
-            a_backward_that_is_traced]
+            a_backward_that_is_traced, local_steps_of_compiled_models]
