@@ -1,8 +1,8 @@
 """Several steps of each rank's own optimizer from one synchronization to the next."""
 import copy
 import math
-from contextlib import AbstractContextManager
-from typing import Any, Dict, List, Optional
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import torch
 from torch import nn
@@ -15,7 +15,33 @@ from thinwire.wrappers import ddp_within, named_parameters
 
 __all__ = ["LocalSteps"]
 
-_States = Dict[torch.Tensor, Dict[str, Any]]
+_States = Dict[Any, Any]
+
+
+def _copy_of(value: Any) -> Any:
+    """Of what an optimizer keeps."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {name: _copy_of(one) for name, one in value.items()}
+    return copy.deepcopy(value)
+
+
+@contextmanager
+def _without_hooks(parameters: List[nn.Parameter]) -> Iterator[None]:
+    """Hooks on parameters are for gradients: they would change updates, and so the mean."""
+    found: List[Tuple[Any, Any]] = []
+    for one in parameters:
+        for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            hooks = getattr(one, name, None)
+            if hooks:
+                found.append((hooks, list(hooks.items())))
+                hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, kept in found:
+            hooks.update(kept)
 
 
 class _Parameters(nn.Module):
@@ -89,7 +115,10 @@ class LocalSteps:
         self._taken = 0  # local steps of this round
         handle = self._registered()
         self._require_updates_fit(handle)
-        self._parameters = [one for _, one in named_parameters(ddp) if one.requires_grad]
+        if vars(ddp).get("static_graph"):
+            raise ValueError("static_graph=True: torch's static graphs do not bear no_sync in the first step: "
+                             "leave it out of DistributedDataParallel(...)")
+        self._parameters: List[nn.Parameter] = []  # those that this round trains
         self._start: List[torch.Tensor] = []
         self._buffers_at_start: List[torch.Tensor] = []
         self._state_at_start: _States = {}
@@ -113,9 +142,7 @@ class LocalSteps:
         raises.
         """
         handle = self._registered()
-        if not self._has_begun or handle.step != self._synchronized:
-            raise RuntimeError("a backward of this round has synchronized gradients: let forward and "
-                               "backward of local steps run within `with local.no_sync():`")
+        self._require_round(handle)
         self._taken += 1
         if self._taken < self._every:
             return False
@@ -127,8 +154,17 @@ class LocalSteps:
         the end. Collective. Returns whether there was one: all ranks have taken as many local steps."""
         if self._taken == 0:
             return False
-        self._end_round(self._registered())
+        handle = self._registered()
+        self._require_round(handle)
+        self._end_round(handle)
         return True
+
+    def _require_round(self, handle: Handle) -> None:
+        if not self._has_begun or handle.step != self._synchronized:
+            raise RuntimeError("a backward of this round has synchronized gradients: let forward and "
+                               "backward of local steps run within `with local.no_sync():`. Or the handle's "
+                               "state was loaded within a round, or the model registered anew: do that "
+                               "between rounds")
 
     def _registered(self) -> Handle:
         hooked = hooked_models.get(self._ddp)
@@ -155,15 +191,18 @@ class LocalSteps:
     def _begin(self) -> None:
         self._synchronized = self._registered().step
         self._has_begun = True
+        self._parameters = [one for _, one in named_parameters(self._ddp) if one.requires_grad]
         self._start = [one.detach().clone() for one in self._parameters]
         self._buffers_at_start = [one.detach().clone() for one in self._ddp.module.buffers()]
-        self._state_at_start = {
-            of: {name: value.clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
-                 for name, value in state.items()}
-            for of, state in self._optimizer.state.items()}
+        self._state_at_start = {of: _copy_of(state) for of, state in self._optimizer.state.items()}
 
     def _end_round(self, handle: Handle) -> None:
         self._require_updates_fit(handle)
+        trained = {id(one) for one in self._parameters}
+        for name, one in named_parameters(self._ddp):
+            if one.requires_grad != (id(one) in trained):
+                raise ValueError(f"requires_grad of {name} has changed within a round of local steps: change "
+                                 "it between rounds, behind finish()")
         with torch.no_grad():
             updates = [start - one for start, one in zip(self._start, self._parameters)]
             for one, start in zip(self._parameters, self._start):
@@ -171,6 +210,10 @@ class LocalSteps:
         handle._engine.set_learning_rate(self._outer_rate)
         try:
             self._synchronize(updates)
+            if handle.step != self._synchronized + 1:
+                raise RuntimeError("DDP waits for gradients of parameters that have none, as those do which "
+                                   "were frozen after the model was wrapped: give DistributedDataParallel "
+                                   "find_unused_parameters=True, or freeze before wrapping")
             counts = all(bool(torch.isfinite(one.grad).all()) for one in self._parameters
                          if one.grad is not None)
         except BaseException:
@@ -193,6 +236,11 @@ class LocalSteps:
         Neither the model's hooks nor what torch.compile made of it see anything of that."""
         for one in self._parameters:
             one.grad = None
+        ddp: Any = self._ddp
+        # A forward behind no_sync leaves buffers out, and one of a module without buffers fails.
+        if ddp.broadcast_buffers and next(ddp.module.buffers(), None) is not None:
+            ddp._sync_buffers()
+        ddp.require_forward_param_sync = False
         modules = self._ddp._modules
         model = modules["module"]
         modules["module"] = _Parameters(self._parameters)
@@ -201,7 +249,8 @@ class LocalSteps:
                 outputs = self._ddp.forward()
         finally:
             modules["module"] = model
-        torch.autograd.backward(outputs, updates)
+        with _without_hooks(self._parameters):
+            torch.autograd.backward(outputs, updates)
 
     @torch.no_grad()
     def _undo(self) -> None:

@@ -182,6 +182,82 @@ def unused_parameters_and_frozen_layers_take_part():
     assert torch.equal(model.module.layers[4].bias, bias)
 
 
+def hooks_on_parameters_change_no_update():
+    model = wrap(Net)
+    register(model, "dense")
+    plain = copy.deepcopy(model.module)
+    for one in (model.module, plain):
+        one.layers[0].weight.register_hook(lambda gradient: gradient * 0.1)
+    optimizer, alone = (torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, plain))
+    local = thinwire.LocalSteps(model, optimizer, every=2)
+    for number in range(4):
+        local_step(model, optimizer, local, number)
+        alone.zero_grad()
+        (plain(batch(number)) - 1).square().mean().backward()
+        alone.step()
+        if number % 2:
+            mean = sum(of_all_ranks(flat(plain))) / WORLD
+            assert torch.allclose(flat(model), mean, atol=1e-6)
+            with torch.no_grad():
+                for one, other in zip(plain.parameters(), model.parameters()):
+                    one.copy_(other)
+
+
+def ranks_have_one_model_behind_a_round():
+    """Buffers too, also where forward goes past DDP."""
+    for past in (False, True):
+        model = wrap(Images)
+        register(model, "dense")
+        optimizer = adam(model)
+        local = thinwire.LocalSteps(model, optimizer, every=2)
+        torch.manual_seed(RANK)
+        for _ in range(2):
+            with local.no_sync():
+                examples = torch.randn(6, 1, 28, 28) + RANK
+                (model.module if past else model)(examples).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            local.step()
+        held = torch.cat([one.double().reshape(-1) for one in (*model.parameters(), *model.buffers())])
+        assert all(torch.equal(one, held) for one in of_all_ranks(held.detach()))
+
+
+def what_is_frozen_and_unfrozen_between_rounds():
+    model = wrap(Net, find_unused_parameters=True)
+    register(model, "casq")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer.state["count"] = 1  # some keep more than a dict for each parameter
+    local = thinwire.LocalSteps(model, optimizer, every=2)
+    bias = model.module.layers[4].bias
+    for trained in (True, False, True):
+        bias.requires_grad_(trained)
+        before = bias.detach().clone()
+        for number in range(2):
+            local_step(model, optimizer, local, number)
+        require_agreement(model, "casq")
+        assert torch.equal(bias, before) != trained
+    local_step(model, optimizer, local, 0)
+    bias.requires_grad_(False)
+    require_error(ValueError, ["requires_grad of layers.4.bias has changed"], local.finish)
+    bias.requires_grad_(True)
+    assert local.finish()
+    require_agreement(model, "casq")
+
+
+def a_round_that_ddp_does_not_end_is_undone():
+    model = wrap(Net)
+    handle = register(model, "dense")
+    model.module.layers[4].bias.requires_grad_(False)  # for which DDP waits
+    optimizer = adam(model)
+    local = thinwire.LocalSteps(model, optimizer, every=2)
+    weights = flat(model)
+    local_step(model, optimizer, local, 0)
+    require_error(RuntimeError, ["find_unused_parameters=True"],
+                  lambda: local_step(model, optimizer, local, 1))
+    assert torch.equal(flat(model), weights)
+    handle.close()
+
+
 def local_steps_say_what_does_not_fit():
     model = wrap(Net)
     optimizer = adam(model)
@@ -207,6 +283,10 @@ def local_steps_say_what_does_not_fit():
                   lambda: thinwire.LocalSteps(model, optimizer, every=2))
     handle.close()
     require_error(ValueError, ["the model is not registered"], local.step)
+    still = wrap(Net, static_graph=True)
+    register(still, "casq")
+    require_error(ValueError, ["static_graph=True"],
+                  lambda: thinwire.LocalSteps(still, adam(still), every=2))
     rows = wrap(Mixed)
     register(rows, "casq")
     require_error(ValueError, ["table has sparse gradients"],
@@ -221,5 +301,7 @@ LOCAL = [
     a_round_moves_ranks_by_their_mean_update, systems_synchronize_updates_and_lose_nothing,
     a_begun_round_can_be_finished, a_round_with_nan_on_one_rank_is_undone_on_all,
     a_synchronization_that_raises_undoes_the_round, several_backwards_make_one_local_step,
-    unused_parameters_and_frozen_layers_take_part, local_steps_say_what_does_not_fit,
+    unused_parameters_and_frozen_layers_take_part, hooks_on_parameters_change_no_update,
+    ranks_have_one_model_behind_a_round, what_is_frozen_and_unfrozen_between_rounds,
+    a_round_that_ddp_does_not_end_is_undone, local_steps_say_what_does_not_fit,
 ]
