@@ -116,8 +116,8 @@ class LocalSteps:
         handle = self._registered()
         self._require_updates_fit(handle)
         if vars(ddp).get("static_graph"):
-            raise ValueError("static_graph=True: torch's static graphs do not bear no_sync in the first step: "
-                             "leave it out of DistributedDataParallel(...)")
+            raise ValueError("static_graph=True: torch's static graphs do not bear no_sync in the first "
+                             "step: leave it out of DistributedDataParallel(...)")
         self._parameters: List[nn.Parameter] = []  # those that this round trains
         self._start: List[torch.Tensor] = []
         self._buffers_at_start: List[torch.Tensor] = []
