@@ -4,7 +4,7 @@ from statistics import mean, median, stdev
 
 from matplotlib.ticker import MaxNLocator
 
-from drawing import COLOURS, bars, figure, legend, loss_and_accuracy, plot_epochs, point, style
+from drawing import COLOURS, bars, figure, legend, loss_and_accuracy, panels_of_bars, plot_epochs, point, style
 from plotting import spread_text
 from runs import DIFFERENCE, accuracy_table, by_spec, describe, named, options_of, order_text, systems_in, table, with_momentum
 
@@ -83,12 +83,7 @@ def casq_table_1_more(parts: dict) -> tuple:
     paper = {system.label: CASQ_TABLE_1[quantizer_name(system)] for system in systems}
     shown = {"no momentum": systems}
     shown |= {f"momentum, a rate of {name.removeprefix('momentum_')}": systems_in(parts[name]) for name in sorted(parts) if name.startswith("momentum_")}
-    made, all_axes = figure(len(shown))
-    for axes, (title, of) in zip(all_axes, shown.items()):
-        bars(axes, [quantizer_name(s) + (" own clusters" if s.options.get("clusters") == "own" else "") for s in of], of)
-        axes.set_title(title, fontsize=10)
-    all_axes[0].set_ylabel("test accuracy, %")
-    made.tight_layout()
+    made = panels_of_bars(shown, lambda system: quantizer_name(system) + (" own clusters" if system.options.get("clusters") == "own" else ""))
     text = "All without error feedback; casq gathered.\n\n" + describe(parts["train"]) + "\n\n"
     return text + accuracy_table(systems, named(systems, "dense"), ("paper, ResNet-32 on CIFAR-10", paper)) + with_momentum(parts), made
 

@@ -104,6 +104,17 @@ def bars(axes, names: list, systems: list) -> None:
     axes.set_ylim(0, 105)
 
 
+def panels_of_bars(shown: dict, name=lambda system: system.label):
+    """A panel of accuracies for each title, of its systems."""
+    made, all_axes = figure(len(shown))
+    for axes, (title, systems) in zip(all_axes, shown.items()):
+        bars(axes, [name(system) for system in systems], systems)
+        axes.set_title(title, fontsize=10)
+    all_axes[0].set_ylabel("test accuracy, %")
+    made.tight_layout()
+    return made
+
+
 def loss_and_accuracy(parts: dict, label, paper: str) -> tuple:
     """Trainings of one call: loss by epoch and accuracy."""
     systems = systems_in(parts["train"])

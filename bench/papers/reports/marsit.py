@@ -1,7 +1,7 @@
 """Marsit: each experiment's table and figure."""
 from statistics import mean, median
 
-from drawing import bars, figure, legend, place, plot_epochs, point, style
+from drawing import bars, figure, legend, panels_of_bars, place, plot_epochs, point, style
 from plotting import COLOURS, spread_text
 from runs import DIFFERENCE, System, accuracy_table, by_spec, compression, describe, named, options_of, order_text, systems_in, table
 
@@ -64,16 +64,10 @@ def marsit_table_2(parts: dict) -> tuple:
     paper = {"dense": "93.42", "signsgd": "88.92", "ef_signsgd": "91.85", "ssdm": "89.18", "marsit:full_every=100": "92.18",
              "marsit:full_every=0": "90.15"}
     own = sorted(name for name in parts if name.startswith("own_"))
-    made, all_axes = figure(1 + len(own))
     shown = {"a common optimizer, no momentum": systems}
     shown |= {f"own optimizers, momentum, a rate of {name.removeprefix('own_')}": systems_in(parts[name]) for name in own}
-    for axes, (title, of) in zip(all_axes, shown.items()):
-        bars(axes, [system.label for system in of], of)
-        axes.set_title(title, fontsize=10)
-    all_axes[0].set_ylabel("test accuracy, %")
-    made.tight_layout()
     text = describe(parts["train"] + parts["ssdm"]) + "\n\n" + accuracy_table(systems, dense, ("paper, ResNet-20 on CIFAR-10", paper))
-    return text + own_optimizers(parts), made
+    return text + own_optimizers(parts), panels_of_bars(shown)
 
 
 def own_optimizers(parts: dict, paper: dict | None = None) -> str:
@@ -94,25 +88,17 @@ def marsit_table_2_alexnet(parts: dict) -> tuple:
     # The paper's K = 100 stands beside K = 25 here: as many full synchronizations.
     paper = {"dense": "82.38", "signsgd": "80.74", "ef_signsgd": "82.25", "marsit:full_every=25": "82.30 (K = 100)", "marsit:full_every=0": "81.58"}
     (results,) = parts.values()
-    systems = systems_in(results)
-    made, (axes,) = figure()
-    bars(axes, [system.label for system in systems], systems)
-    axes.set_ylabel("test accuracy, %")
-    made.tight_layout()
-    return own_optimizers(parts, paper).lstrip("\n"), made
+    return own_optimizers(parts, paper).lstrip("\n"), panels_of_bars({"own optimizers, momentum": systems_in(results)})
 
 
 def marsit_theorem_1(parts: dict) -> tuple:
-    made, both = figure(len(parts))
+    shown = {}
     text = "The paper: with eta_s = sqrt(1 / (T D)) and a rate of sqrt(workers / T) Marsit converges for large T.\n"
-    for axes, (name, results) in zip(both, sorted(parts.items())):
+    for name, results in sorted(parts.items()):
         systems = systems_in(results)
         text += f"\n{describe(results)}\n\n" + accuracy_table(systems, named(systems, "dense"))
-        bars(axes, [f"{k_of(system)}{', theorem' if 'horizon' in system.options else ''}" for system in systems], systems)
-        axes.set_title(name.replace("_", " = "))
-    both[0].set_ylabel("test accuracy, %")
-    made.tight_layout()
-    return text, made
+        shown[name.replace("_", " = ")] = systems
+    return text, panels_of_bars(shown, lambda system: f"{k_of(system)}{', theorem' if 'horizon' in system.options else ''}")
 
 
 def each_seed(system: System) -> str:
