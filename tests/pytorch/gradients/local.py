@@ -82,8 +82,8 @@ def a_begun_round_can_be_finished():
     assert local.finish() and handle.step == 2
     require_agreement(model, "casq")
     # The next round is a whole one, and a resumed run goes on as this one does.
-    saved = copy.deepcopy((model.module.state_dict(), optimizer.state_dict())), handle.state_dict()
-    (weights, moments), state = saved
+    weights, moments = copy.deepcopy((model.module.state_dict(), optimizer.state_dict()))
+    state = handle.state_dict()
     again = wrap(Net)
     resumed, other = register(again, "casq"), adam(again)
     at_once = thinwire.LocalSteps(again, other, every=5)
@@ -180,6 +180,51 @@ def unused_parameters_and_frozen_layers_take_part():
         local_step(model, optimizer, local, number)
     require_agreement(model, "casq")
     assert torch.equal(model.module.layers[4].bias, bias)
+
+
+class Tied(nn.Module):
+    """One weight in two places, as language models have it."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(20, 20), nn.Linear(20, 20)
+        self.last.weight = self.first.weight
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x)))
+
+
+def tied_weights_schedules_and_another_spec_within_a_round():
+    """And a backward that raises, after which the batch is taken again."""
+    model = wrap(Tied)
+    handle = register(model, "power_sgd:rank=2")
+    plain = copy.deepcopy(model.module)
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.9) for one in (model, plain)]
+    schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(one, 8) for one in optimizers]
+    local = thinwire.LocalSteps(model, optimizers[0], every=4)
+    handle.set("dense")
+    for number in range(8):
+        if number == 2:
+            with local.no_sync():
+                loss = model(batch(number)).square().mean()
+                loss.register_hook(lambda _: 1 / 0)
+                require_error(ZeroDivisionError, [], loss.backward)
+            optimizers[0].zero_grad()
+        handle.set("casq" if number % 4 == 1 else "dense")
+        ended = local_step(model, optimizers[0], local, number)
+        optimizers[1].zero_grad()
+        (plain(batch(number)) - 1).square().mean().backward()
+        optimizers[1].step()
+        for schedule in schedules:
+            schedule.step()
+        if ended:
+            mean = sum(of_all_ranks(flat(plain))) / WORLD
+            assert torch.allclose(flat(model), mean, atol=1e-6)
+            with torch.no_grad():
+                for one, other in zip(plain.parameters(), model.parameters()):
+                    one.copy_(other)
+    assert handle.step == 2
+    require_agreement(model, "dense")
 
 
 def hooks_on_parameters_change_no_update():
@@ -301,7 +346,8 @@ LOCAL = [
     a_round_moves_ranks_by_their_mean_update, systems_synchronize_updates_and_lose_nothing,
     a_begun_round_can_be_finished, a_round_with_nan_on_one_rank_is_undone_on_all,
     a_synchronization_that_raises_undoes_the_round, several_backwards_make_one_local_step,
-    unused_parameters_and_frozen_layers_take_part, hooks_on_parameters_change_no_update,
-    ranks_have_one_model_behind_a_round, what_is_frozen_and_unfrozen_between_rounds,
-    a_round_that_ddp_does_not_end_is_undone, local_steps_say_what_does_not_fit,
+    unused_parameters_and_frozen_layers_take_part, tied_weights_schedules_and_another_spec_within_a_round,
+    hooks_on_parameters_change_no_update, ranks_have_one_model_behind_a_round,
+    what_is_frozen_and_unfrozen_between_rounds, a_round_that_ddp_does_not_end_is_undone,
+    local_steps_say_what_does_not_fit,
 ]
