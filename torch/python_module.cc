@@ -501,6 +501,9 @@ void add_systems(py::module& module) {
   module.def("known_loss", [](const std::string& spec, bool with_adam) {
     return known_loss(spec, with_adam ? TrainedWith::adam : TrainedWith::momentum);
   });
+  module.def("unmeasured_loss", [](const std::string& spec, const std::string& optimizer) {
+    return unmeasured_loss(spec, optimizer);
+  });
   module.def("readable", [](const std::string& spec) { return builtin_registry().readable(spec); });
   module.def("plan", &plan_all, py::kw_only(), py::arg("buckets"), py::arg("ready"), py::arg("backward_end"),
              py::arg("rest"), py::arg("threads"), py::arg("specs"), py::arg("workers"), py::arg("link"),

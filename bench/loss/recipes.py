@@ -134,6 +134,8 @@ RECIPES = {
         + [signs_of_momentum(99), signs_of_momentum(99, "clip:norm=2"), signs_of_momentum(39)]
         + [signs_of_momentum(39, "clip:norm=2"), signs_of_momentum(39) + " --lr 0.001"] + MORE_RATE
         + ["guard:noise=0.75+power_sgd:rank=32:bits=8"] + ENTROPY_CODED + KLT),
+    "transformer-wikitext2-slower": (
+        ["dense"] + LOW_RANK_IN_CODES[:2] + LOW_RANK_AFTER_CODES[1:2] + ["klt", "klt:step=0.7", AUTO, "casq:bits=4"]),
     "transformer-markov": (
         ["dense", "casq:bits=4", "blocks:bits=4:block=128", AUTO, AUTO_WITH_MORE_BUDGET]
         + [BEGUN_IN_CODES + "casq:bits=3"] + LOW_RANK_IN_CODES + LOW_RANK_AFTER_CODES + CLIPPED_ALONE
@@ -153,7 +155,8 @@ RECIPES = {
     "transformer-kjv-momentum": (
         AS_THEY_COME + LOW_RANK_IN_CODES + [AUTO, "half:format=bf16:feedback=on"] + ENTROPY_CODED
         + [BEGUN_IN_CODES + "marsit:full_every=8", BEGUN_IN_CODES + "ef_signsgd"] + MOMENTUM_INSIDE),
-    "cnn-fashion": AS_THEY_COME + WITH_MOMENTUM,
+    "cnn-fashion": AS_THEY_COME + WITH_MOMENTUM + ["klt", AUTO],
+    "cnn-fashion-12": ["dense", "power_sgd:rank=32:bits=8", "power_sgd:rank=16:bits=8", "klt", "klt:step=2"],
     # At this rate and momentum one-bit systems diverge.
     "cnn-fashion-1": ["dense"] + [f"{guard}{system}" for system in ("marsit:full_every=100", "ef_signsgd")
                                   for guard in ("", "guard:noise=0.75+")],

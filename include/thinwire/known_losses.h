@@ -15,4 +15,9 @@ enum class TrainedWith { adam, momentum };
 /// std::invalid_argument for names and options that do not exist.
 std::string known_loss(std::string_view spec, TrainedWith optimizer);
 
+/// A sentence that says that no training with this optimizer, of another kind than Adam and SGD, was compared
+/// with dense's, where the spec's dense part changes gradients by more than rounding to 16 bits. Empty: it
+/// does not. optimizer: its name. Throws std::invalid_argument as known_loss() does.
+std::string unmeasured_loss(std::string_view spec, std::string_view optimizer);
+
 }  // namespace thinwire

@@ -293,9 +293,13 @@ class Handle(StepsOfHook):
             warnings.warn(line, stacklevel=_level_of_caller())
 
     def _warn_of_known_loss(self, spec: str) -> None:
-        """Of what ``spec`` was measured to lose with such an optimizer."""
-        kind = None if self._optimizer is None else variance.kind_of(self._optimizer)
-        line = _C.known_loss(spec, kind == "adam") if kind is not None and self._rank == 0 else ""
+        """Of what ``spec`` was measured to lose with such an optimizer, or that nothing was measured."""
+        if self._optimizer is None or self._rank != 0:
+            return
+        kind = variance.kind_of(self._optimizer)
+        line = _C.known_loss(spec, kind == "adam") if kind is not None else ""
+        if kind is None and not variance.is_like_a_measured_one(self._optimizer):
+            line = _C.unmeasured_loss(readable(spec), type(self._optimizer).__name__)
         if line:
             warnings.warn(line, stacklevel=_level_of_caller())
 

@@ -102,6 +102,14 @@ def kind_of(optimizer: torch.optim.Optimizer) -> Optional[str]:
     return "momentum" if isinstance(optimizer, torch.optim.SGD) and has_momentum else None
 
 
+def is_like_a_measured_one(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its kind is one with which losses were compared: an Adam, also another library's by its name,
+    or SGD. Of a ZeroRedundancyOptimizer the one inside counts."""
+    own = getattr(optimizer, "optim", optimizer)
+    return (isinstance(own, torch.optim.SGD)
+            or any("adam" in kind.__name__.lower() for kind in type(own).__mro__))
+
+
 def group_of(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> int:
     """The place of the first group with a parameter of the model; 0 where none has any."""
     own_parameters = {id(parameter) for parameter in model.parameters()}

@@ -142,6 +142,22 @@ std::string tenths(double nats) {
 
 }  // namespace
 
+std::string unmeasured_loss(std::string_view spec, std::string_view optimizer) {
+  const std::string dense = parse_spec_pair(spec).dense;
+  const auto keeps = [](const SpecPart& part) {
+    const SystemInfo& info = builtin_registry().find(part.name);
+    const Options options(part, info.options);
+    if (info.stage) return !info.sparsifies && !info.forgets;
+    if (part.name == "auto") return options.flag("lossless");
+    return info.lossless || part.name == "half";
+  };
+  if (std::ranges::all_of(parse_spec(dense), keeps)) return {};
+  return "spec '" + std::string(spec) + "': its loss was compared with dense's under Adam and SGD, and not " +
+         "under " + std::string(optimizer) +
+         ". Compare it once, or give auto:lossless or half, which change gradients by rounding at most "
+         "(docs/loss.md)";
+}
+
 std::string known_loss(std::string_view spec, TrainedWith optimizer) {
   const bool adam = optimizer == TrainedWith::adam;
   Before before;

@@ -69,5 +69,19 @@ TEST(KnownLosses, GoByTheStagesInFront) {
   EXPECT_THROW(known_loss("nosuch", TrainedWith::adam), std::invalid_argument);
 }
 
+TEST(UnmeasuredLosses, AreTheSystemsThatLeaveSomethingOut) {
+  for (const char* lossy : {"auto", "casq", "power_sgd:rank=32:bits=8", "rows=zen,dense=klt",
+                            "warm_up:steps=5+ecsq", "top_k+zen", "guard+marsit"}) {
+    const std::string line = unmeasured_loss(lossy, "Lion");
+    EXPECT_EQ(line.rfind("spec '" + std::string(lossy) + "': ", 0), 0u) << line;
+    EXPECT_NE(line.find("not under Lion. "), std::string::npos) << line;
+  }
+  for (const char* kept : {"auto:lossless", "dense", "zen", "half", "half:format=bf16:feedback=on",
+                           "rows=zen,dense=half", "warm_up:steps=5+dense"}) {
+    EXPECT_EQ(unmeasured_loss(kept, "Lion"), "") << kept;
+  }
+  EXPECT_THROW(unmeasured_loss("klty", "Lion"), std::invalid_argument);
+}
+
 }  // namespace
 }  // namespace thinwire

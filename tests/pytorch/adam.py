@@ -331,6 +331,27 @@ def what_a_system_loses_is_told():
                    for one in found), [(one.filename, str(one.message)) for one in found]
 
 
+def an_optimizer_that_was_not_measured_is_told():
+    """Once, by rank 0, for a system that leaves something out."""
+    model = wrap(Net)
+    parameters = list(model.parameters())
+
+    class OthersFusedAdam(torch.optim.Adagrad):
+        """Another library's Adam, by its name."""
+
+    for kind, spec, is_told in ((torch.optim.Adagrad, "auto", True), (torch.optim.Adagrad, "klt", True),
+                                (torch.optim.Adagrad, "auto:lossless", False),
+                                (torch.optim.Adagrad, "half", False),
+                                (torch.optim.AdamW, "auto", False), (OthersFusedAdam, "klt", False)):
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            handle = register(model, spec, optimizer=kind(parameters))
+        handle.close()
+        found = [str(one.message) for one in told if "was compared with dense's" in str(one.message)]
+        assert len(found) == (1 if is_told and RANK == 0 else 0), (RANK, kind, spec, found)
+        assert all("not under Adagrad" in one and spec in one for one in found), found
+
+
 def auto_is_the_default():
     model = wrap(Net)
     handle = thinwire.register(model, optimizer=torch.optim.AdamW(model.parameters()))
@@ -438,6 +459,7 @@ def signs_are_refused_under_a_loss_scale():
 ADAM = [a_closure_comes_before_the_question, a_rate_of_zero_loses_nothing,
         a_framework_that_clips_or_puts_its_step_back_is_refused, an_optimizer_is_held_for_one_model,
         an_optimizer_of_other_parameters_is_refused, an_optimizer_of_a_part_of_the_model_is_told,
-        what_a_system_loses_is_told, auto_is_the_default, an_optimizer_that_was_made_anew_is_noticed,
+        what_a_system_loses_is_told, an_optimizer_that_was_not_measured_is_told, auto_is_the_default,
+        an_optimizer_that_was_made_anew_is_noticed,
         signs_are_refused_under_a_loss_scale, the_variance_stands_still, adams_momentum_is_what_travelled,
         resumes_with_its_optimizer, an_adam_is_needed, the_optimizers_momentum_is_the_specs]
