@@ -127,9 +127,8 @@ def register(
         rank that ends is named within seconds, one that is frozen or cut off after this time.
     step_limit_seconds: of all waits of a step; unless given an hour, or twice a longer deadline.
     optimizer: ``lr_after`` and ``marsit:eta_s=theorem`` read its first group's learning rate. Rank 0 warns
-        of what was measured to lose with such a one, and where nothing was measured.
-        one_bit_adam and zero_one_adam need torch's Adam or AdamW, whose ``step`` then leaves the second
-        moment as it is where they say so.
+        of what is known to lose with such a one, or was not tried. one_bit_adam and zero_one_adam need
+        torch's Adam or AdamW, whose ``step`` then leaves the second moment as it is where they say so.
     grad_scaler: the GradScaler, if any. Residuals then follow its scale.
     compress_on: ``"device"``, where the gradients are if Thinwire can work there, or ``"cpu"``.
     check_replicas_every: after so many steps, and in the first of a start or a loaded state, ranks compare a
