@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
+from thinwire.adapter import refuse_clipping
 
 
 # Systems whose training under AdamW docs/loss.md shows.
@@ -170,7 +171,11 @@ def compare(
 
     batches(epoch): this rank's, the same number on every rank, in host memory or on the device.
     loss_of(model, batch): of one batch. score_of(module): on test data.
+    Raises ValueError for a clipped mean of a system that clips by itself, or whose mean is not to be clipped.
     """
+    for system in systems:
+        if training.options.clip and system != "plain":
+            refuse_clipping(system, training.options.clip)
     first = dist.get_rank() == 0
     lines = [f"| system | {score_name} | step, ms | bytes sent per step | of dense |",
              "| --- | --- | --- | --- | --- |"]

@@ -88,6 +88,11 @@ void check_momentum(const Options& options) {
                                   (adam ? "AdamW's beta1" : "--momentum") + " is " + std::to_string(own));
     }
   }
+  if (options.warm_up >= options.steps) {
+    throw std::invalid_argument("--warm-up " + std::to_string(options.warm_up) + ": the training has " +
+                                std::to_string(options.steps) +
+                                " steps, so the rate would never reach --lr: give fewer than these");
+  }
   if (options.clip == 0) return;
   for (const auto& system : thinwire::builtin_registry().unclipped(options.spec)) {
     throw std::invalid_argument(options.spec + ": a clipped mean is not what " + system +

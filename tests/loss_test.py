@@ -73,6 +73,11 @@ def pictures_name_what_nothing_beats():
     recipes = loss_report.recipes_in(runs)
     expected = ["dense", "auto:link=1Gbit:50us", "best", "few bytes"]
     assert [one.label for one in loss_report.named_in_picture(recipes, recipes[0], "test_loss")] == expected
+    # One seed beats none of three, and what the pages recommend has a name all the same.
+    thrice = [{**run, "seed": seed} for seed in (1, 2, 3) for run in runs]
+    more = loss_report.recipes_in(thrice + [made(1, "lucky", 3.0, 20), made(1, "klt", 4.7, 400)])
+    assert [one.label for one in loss_report.named_in_picture(more, more[0], "test_loss")] == [
+        *expected[:2], "klt", *expected[2:]]
     drawn = loss_report.picture(runs)
     by_bytes, by_steps = drawn.axes
     assert [text.get_text() for text in drawn.legends[0].get_texts()] == expected

@@ -65,7 +65,7 @@ def _torch_optimizer(optimizer: object) -> Optional[torch.optim.Optimizer]:
     return cast(Optional[torch.optim.Optimizer], optimizer)
 
 
-def _refuse_clipping(spec: str, limit: float) -> None:
+def refuse_clipping(spec: str, limit: float) -> None:
     """ValueError for a system whose mean is to reach the optimizer as it is delivered."""
     for system in _C.unclipped_systems(spec):
         raise ValueError(f"the framework clips gradients at {limit:g}, and what {system} delivers is to "
@@ -100,7 +100,7 @@ class Synchronization:
             raise TypeError(f"the model, a {type(model).__name__}, "
                             f"is not wrapped in DistributedDataParallel: {remedy}")
         if clipped_at is not None and clipped_at > 0:
-            _refuse_clipping(join_spec(spec, rows), clipped_at)
+            refuse_clipping(join_spec(spec, rows), clipped_at)
         own = _torch_optimizer(optimizer)
         if hasattr(optimizer, "_optimizer_original_step_method"):  # Accelerate's, with a loss scale
             setattr(own, STEP_IS_PUT_BACK, True)

@@ -297,8 +297,8 @@ class Handle(StepsOfHook):
         if self._optimizer is None or self._rank != 0:
             return
         kind = variance.kind_of(self._optimizer)
-        line = _C.known_loss(spec, kind == "adam") if kind is not None else ""
-        if kind is None and not variance.is_like_a_measured_one(self._optimizer):
+        line = _C.known_loss(spec, kind == "adam") if kind in ("adam", "momentum") else ""
+        if kind is None:
             line = _C.unmeasured_loss(readable(spec), type(self._optimizer).__name__)
         if line:
             warnings.warn(line, stacklevel=_level_of_caller())

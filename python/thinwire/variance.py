@@ -95,19 +95,14 @@ def require_momentum(optimizer: torch.optim.Optimizer, model: Optional[torch.nn.
 
 
 def kind_of(optimizer: torch.optim.Optimizer) -> Optional[str]:
-    """``"adam"`` for torch's Adam and AdamW, ``"momentum"`` for SGD with momentum, else None."""
-    if isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
-        return "adam"
-    has_momentum = any(group.get("momentum") for group in optimizer.param_groups)
-    return "momentum" if isinstance(optimizer, torch.optim.SGD) and has_momentum else None
-
-
-def is_like_a_measured_one(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its kind is one with which losses were compared: an Adam, also another library's by its name,
-    or SGD. Of a ZeroRedundancyOptimizer the one inside counts."""
+    """``"adam"`` for an Adam, also another library's by its name, ``"momentum"`` for SGD with momentum,
+    ``"sgd"`` for SGD without, else None. Of a ZeroRedundancyOptimizer the one inside counts."""
     own = getattr(optimizer, "optim", optimizer)
-    return (isinstance(own, torch.optim.SGD)
-            or any("adam" in kind.__name__.lower() for kind in type(own).__mro__))
+    if any("adam" in kind.__name__.lower() for kind in type(own).__mro__):
+        return "adam"
+    if not isinstance(own, torch.optim.SGD):
+        return None
+    return "momentum" if any(group.get("momentum") for group in own.param_groups) else "sgd"
 
 
 def group_of(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> int:

@@ -152,8 +152,8 @@ std::string unmeasured_loss(std::string_view spec, std::string_view optimizer) {
     return info.lossless || part.name == "half";
   };
   if (std::ranges::all_of(parse_spec(dense), keeps)) return {};
-  return "spec '" + std::string(spec) + "': its loss was compared with dense's under Adam and SGD, and not " +
-         "under " + std::string(optimizer) +
+  return "spec '" + std::string(spec) + "': no loss was compared with dense's under " +
+         std::string(optimizer) +
          ". Compare it once, or give auto:lossless or half, which change gradients by rounding at most "
          "(docs/loss.md)";
 }
@@ -179,11 +179,16 @@ std::string known_loss(std::string_view spec, TrainedWith optimizer) {
     const auto* const found = std::ranges::find(kKnown, part.name, &Known::system);
     if (found == kKnown.end()) return {};  // also another stage: what stands behind it was not measured so
     if (before.decay && (part.name != "top_k" || !adam)) return {};
-    const double nats = before.lost(found->losses(options), optimizer);
+    const Losses losses = found->losses(options);
+    const double nats = before.lost(losses, optimizer);
     if (nats == 0) return {};
+    const bool by_clipping = losses.needs_clipping && !before.clip;
     return part.name + " with " + (adam ? "Adam" : "momentum") + before.text() +
-           ": a transformer's loss ended about " + tenths(nats) +
-           " nats above dense's after 500 steps. On that text power_sgd:rank=32:bits=8 and auto kept dense's "
+           ": a transformer's loss ended about " + tenths(nats) + " nats above dense's after 500 steps. " +
+           (by_clipping ? "Its mean is not to be clipped: the stage clip in front, as in clip:norm=1+" +
+                              part.name + ", clips before it. "
+                        : "") +
+           "On that text power_sgd:rank=32:bits=8 and auto kept dense's "
            "(docs/" +
            (adam ? "why_systems_lose.md" : "loss.md") + ")";
   }
