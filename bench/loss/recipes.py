@@ -52,8 +52,8 @@ GUARDED = [f"guard:noise=0.75+{spec}" for spec in (
 # Those that are made for Adam. They do not bear that their mean is clipped.
 MADE_FOR_ADAM = [
     "dense --clip 0", "one_bit_adam:freeze=100 --clip 0", "zero_one_adam --clip 0",
-    "warm_up:steps=50+zero_one_adam --clip 0", "demo --optimizer sgd --lr 0.001 --clip 0",
-]
+    "warm_up:steps=50+zero_one_adam --clip 0",
+] + [f"demo --optimizer sgd --lr {rate} --clip 0" for rate in ("0.0003", "0.001", "0.003")]
 # Whether clipping is what goes wrong: each worker clips its own gradient, and the mean is not clipped.
 CLIPPED_FIRST = [f"clip+{spec} --clip 0" for spec in (
     "dense", "casq", "casq:bits=4", "top_k:ratio=0.05+zen", "top_k:ratio=0.01+zen", "power_sgd:rank=7:bits=4",
@@ -135,7 +135,7 @@ RECIPES = {
         + [signs_of_momentum(39, "clip:norm=2"), signs_of_momentum(39) + " --lr 0.001"] + MORE_RATE
         + ["guard:noise=0.75+power_sgd:rank=32:bits=8"] + ENTROPY_CODED + KLT),
     "transformer-wikitext2-slower": (
-        ["dense"] + LOW_RANK_IN_CODES[:2] + LOW_RANK_AFTER_CODES[1:2] + ["klt", "klt:step=0.7", AUTO, "casq:bits=4"]),
+        ["dense"] + LOW_RANK_IN_CODES + ["klt", "klt:step=0.7", AUTO, "casq:bits=4"]),
     "transformer-markov": (
         ["dense", "casq:bits=4", "blocks:bits=4:block=128", AUTO, AUTO_WITH_MORE_BUDGET]
         + [BEGUN_IN_CODES + "casq:bits=3"] + LOW_RANK_IN_CODES + LOW_RANK_AFTER_CODES + CLIPPED_ALONE
@@ -153,10 +153,10 @@ RECIPES = {
         + ["warm_up:steps=1700:with=ecsq/local=0+blocks:bits=8",
            "warm_up:steps=1800:with=ecsq/local=0.5+blocks:bits=8"]),
     "transformer-kjv-momentum": (
-        AS_THEY_COME + LOW_RANK_IN_CODES + [AUTO, "half:format=bf16:feedback=on"] + ENTROPY_CODED
+        AS_THEY_COME + LOW_RANK_IN_CODES + [AUTO, "half:format=bf16:feedback=on"] + ENTROPY_CODED + ["klt"]
         + [BEGUN_IN_CODES + "marsit:full_every=8", BEGUN_IN_CODES + "ef_signsgd"] + MOMENTUM_INSIDE),
     "cnn-fashion": AS_THEY_COME + WITH_MOMENTUM + ["klt", AUTO],
-    "cnn-fashion-12": ["dense", "power_sgd:rank=32:bits=8", "power_sgd:rank=16:bits=8", "klt", "klt:step=2"],
+    "cnn-fashion-12": ["dense", "power_sgd:rank=32:bits=8", "power_sgd:rank=16:bits=8"],
     # At this rate and momentum one-bit systems diverge.
     "cnn-fashion-1": ["dense"] + [f"{guard}{system}" for system in ("marsit:full_every=100", "ef_signsgd")
                                   for guard in ("", "guard:noise=0.75+")],
