@@ -173,7 +173,7 @@ def picture(runs: list):
                           elinewidth=1, **look)
     by_bytes.set_xscale("log")
     by_bytes.set_xlabel("MB sent by a worker in the whole run" +
-                        (", grey: specs that the table alone names" if len(named) < len(recipes) else ""))
+                        (", grey: specs without a name here" if len(named) < len(recipes) else ""))
     by_bytes.set_ylabel(name.replace(",", " at the end,"))
     low, high = by_bytes.get_ylim()
     by_bytes.set_ylim(*((low, min(high, edge)) if sign > 0 else (max(low, edge), high)))
