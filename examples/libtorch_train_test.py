@@ -18,6 +18,7 @@ with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
             ([*transformer[:3], file.name + ".missing"], ".missing: cannot be read"),
             ([*transformer, "--layers", "0"], "--layers 0: give a whole number from 1"),
             (["--schedule", "linear"], "--schedule linear: give constant or cosine"),
+            (["--warm-up", "20", "--steps", "8"], "--warm-up 20: the training has 8 steps"),
             (["--steps"], "--steps wants a value, N"),
             (["--widht"], "unknown option --widht; --help lists all"),
             (["--widht", "8"], "unknown option --widht")):

@@ -106,8 +106,8 @@ def table(runs: list) -> str:
 
 # With more specs than these a picture names only some of them.
 MOST_NAMED = 9
-# Of a spec with fewer seeds, and fewer than dense has, chance may have made its loss.
-MOST_SEEDS = 3
+# Where a spec has fewer seeds, and fewer than dense, its loss may be chance.
+ENOUGH_SEEDS = 3
 # How far from dense's loss or accuracy, in nats or points, the picture goes.
 RANGE = {"test_loss": 0.75, "test_accuracy": 5.0}
 
@@ -118,7 +118,7 @@ RECOMMENDED = ("klt", "power_sgd:rank=32:bits=8")
 
 def named_in_picture(recipes: list, dense: Recipe, key: str) -> list:
     """Dense, `auto`, what the pages recommend beside it, and each spec that none with as few bytes beats; of
-    few specs all. By falling bytes. Specs with fewer seeds than dense beat none, beyond three of them."""
+    few specs all. By falling bytes. Specs with fewer than ENOUGH_SEEDS, and fewer than dense has, beat none."""
     finished = [one for one in recipes if one.finished()]
     if len(finished) <= MOST_NAMED:
         return sorted(finished, key=lambda one: -one.bytes())
@@ -126,7 +126,7 @@ def named_in_picture(recipes: list, dense: Recipe, key: str) -> list:
     ends = {one: sign * mean(list(one.at_the_end(key).values())) for one in finished}
     worth, best = [], math.inf
     for one in sorted(finished, key=lambda one: (one.bytes(), ends[one])):
-        if ends[one] < best and len(one.runs) >= min(len(dense.runs), MOST_SEEDS):
+        if ends[one] < best and len(one.runs) >= min(len(dense.runs), ENOUGH_SEEDS):
             best = ends[one]
         elif one is not dense and one.label.partition(":")[0] != "auto" and one.label not in RECOMMENDED:
             continue
