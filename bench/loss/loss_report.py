@@ -118,7 +118,7 @@ RECOMMENDED = ("klt", "power_sgd:rank=32:bits=8")
 
 def named_in_picture(recipes: list, dense: Recipe, key: str) -> list:
     """Dense, `auto`, what the pages recommend beside it, and each spec that none with as few bytes beats; of
-    few specs all. By falling bytes. Specs with fewer than ENOUGH_SEEDS, and fewer than dense has, beat none."""
+    few specs all. By falling bytes. Those with fewer than ENOUGH_SEEDS and than dense beat none."""
     finished = [one for one in recipes if one.finished()]
     if len(finished) <= MOST_NAMED:
         return sorted(finished, key=lambda one: -one.bytes())
