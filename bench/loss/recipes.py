@@ -142,6 +142,8 @@ RECIPES = {
         + [signs_of_momentum(99), signs_of_momentum(249)]
         + [signs_of_momentum(steps, "clip:norm=2") for steps in (99, 39, 19)] + MORE_RATE + ["ecsq:step=1:local=0"]
         + ENTROPY_CODED + KLT),
+    # A text that had no part in finding these.
+    "transformer-code": ["dense"] + LOW_RANK_IN_CODES + ["klt", "klt:step=0.7", "ecsq", "casq:bits=4", AUTO],
     "transformer-kjv-200": LOCAL_STEPS,
     "transformer-kjv-2000": (
         ["dense"] + LOW_RANK_IN_CODES + ["power_sgd:rank=40:bits=8", AUTO, "half", "blocks:bits=4:block=128"]

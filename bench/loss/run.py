@@ -22,6 +22,7 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.dont_write_bytecode = True
 sys.path += [HERE, os.path.join(ROOT, "bench"), os.path.join(ROOT, "apps", "plot")]
 
+import code_text  # noqa: E402
 import loss_report  # noqa: E402
 import markov_text  # noqa: E402
 from recipes import RECIPES  # noqa: E402
@@ -38,6 +39,7 @@ SETTINGS = {
     # At half of the rate: at the whole one dense itself goes worse with some seeds.
     "transformer-wikitext2-slower": (TRANSFORMER + ["--data", "text:{}", "--lr", "0.001"], "wikitext"),
     "transformer-markov": (TRANSFORMER + ["--data", "text:{}", "--lr-warm-up", "0"], "markov"),
+    "transformer-code": (TRANSFORMER + ["--data", "text:{}"], "code"),
     "transformer-kjv-200": (SMALL + ["--epochs", "1", "--epoch-steps", "200", "--data", "text"], None),
     # Five passes over the text: the loss of dense levels off.
     "transformer-kjv-2000": (SMALL + ["--epochs", "8", "--epoch-steps", "250", "--data", "text"], None),
@@ -55,7 +57,7 @@ SETTINGS = {
     "lstm-kjv": (["--model", "lstm", "--epochs", "2"], None),
 }
 
-GENERATED = {"markov": markov_text.text}
+GENERATED = {"markov": markov_text.text, "code": code_text.text}
 
 WIKITEXT = "a text file of WikiText-2, such as its valid.txt"
 CIFAR10 = ("the folder with CIFAR-10's binary files data_batch_1.bin to test_batch.bin, "

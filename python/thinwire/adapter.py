@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import state as saved_state
-from thinwire.ddp import Handle, join_spec, register
-from thinwire.extension import _C
+from thinwire.ddp import Handle, register
+from thinwire.extension import _C, join_spec
 from thinwire.interface import CommonOptions
 from thinwire.variance import STEP_IS_PUT_BACK
 from thinwire.wrappers import ddp_within, refuse_other_wrappers

@@ -8,13 +8,13 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import group as private_group
-from thinwire.extension import _C
-from thinwire.handle import Handle, join_spec, require_spec
+from thinwire.extension import _C, join_spec, require_spec
+from thinwire.handle import Handle
 from thinwire.hook import CopiedHandle, HookState
 from thinwire.interface import GradScaler, SystemInfo
 from thinwire.wrappers import ddp_within, named_parameters, refuse_other_reducers, refuse_other_wrappers
 
-__all__ = ["CopiedHandle", "Handle", "HookState", "join_spec", "register", "require_options", "systems"]
+__all__ = ["CopiedHandle", "Handle", "HookState", "register", "require_options", "systems"]
 
 
 def systems() -> List[SystemInfo]:

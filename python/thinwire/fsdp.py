@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import ddp, shards
 from thinwire import group as private_group
+from thinwire.extension import join_spec
 from thinwire.interface import GradScaler
 from thinwire.shards import states_in
 from thinwire.sharded_handle import ShardedHandle, sharded_models
@@ -209,7 +210,7 @@ def fully_shard(
     shards.require_optimizer(optimizer, model)
     if deadline_seconds is None:
         limits["deadline_seconds"] = private_group.timeout_of(mesh.get_group(0))
-    return _handle_of(model, mesh, ddp.join_spec(spec, None), all_gather, {
+    return _handle_of(model, mesh, join_spec(spec, None), all_gather, {
         **limits, "seed": seed, "threads": threads, "lanes": lanes, "optimizer": optimizer,
         "grad_scaler": grad_scaler, "compress_on": compress_on, "check_replicas_every": check_replicas_every,
         "checked_sums": checked_sums,

@@ -3,10 +3,8 @@ import atexit
 import contextlib
 import io
 import sys
-import warnings
 import weakref
 from collections import Counter
-from types import FrameType
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, cast
 
 import torch
@@ -16,9 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire import group as private_group
 from thinwire import parting
 from thinwire import state as saved_state
-from thinwire import variance
 from thinwire.changes import ChangeLog
-from thinwire.extension import _C
+from thinwire.extension import _C, join_spec, readable, told_of_scheme
 from thinwire.hook import (
     BufferWaits, CopiedHandle, HookState, StepsOfHook, copy_without_hook, costs_of, hook, hooked_models,
     scalars_of, sums_used_map, uncompiled_call,
@@ -27,24 +24,13 @@ from thinwire.interface import EngineReport, GradScaler, Report, Writer
 from thinwire.largest import Largest
 from thinwire.loss_scale import LossScale
 from thinwire.replicas import ReplicaCheck
+from thinwire.variance import FitsOptimizer
 from thinwire.wrappers import named_parameters, was_trained
 
 # In order of registration, which is the same on all ranks: closing waits for the others.
 _live: List["weakref.ref[Handle]"] = []
 # Handles end with their models, and engines when nobody uses them any more: the watch may, at that moment.
 _engines: List["weakref.ref[_C.Engine]"] = []
-
-_DEFAULT_ROWS = "rows=zen,dense="
-
-
-def _level_of_caller() -> int:
-    """For ``warnings.warn`` in the function that asks: the line that called Thinwire, by whichever way."""
-    level = 1
-    frame: Optional[FrameType] = sys._getframe(1)
-    while frame is not None and str(frame.f_globals.get("__name__", "")).split(".")[0] == "thinwire":
-        frame = frame.f_back
-        level += 1
-    return level
 
 
 def _remember(reference: "weakref.ref[Handle]") -> None:
@@ -67,44 +53,7 @@ def _forget(reference: "weakref.ref[Handle]") -> None:
         _live.remove(reference)
 
 
-def told_of_scheme(scheme: str, ran: str) -> str:
-    """How a bucket went, where ``ran`` is the spec of all: one of zen's ways with its name."""
-    is_zens = scheme in ("push_pull", "recursive_doubling", "centralization", "bitmaps")
-    return f"zen's {scheme}" if is_zens and "zen" not in ran else scheme
-
-
-def readable(spec: str) -> str:
-    """A spec, or a pair of them, without the options that have their defaults, and without the default for
-    rows. One of another version comes back as it is."""
-    short = _C.readable(spec)
-    return short[len(_DEFAULT_ROWS):] if short.startswith(_DEFAULT_ROWS) else short
-
-
-def require_spec(spec: object, argument: str = "spec", such_as: str = "auto") -> None:
-    """Raises TypeError for what is no text. Whoever gives the optimizer by its place is told of its name."""
-    if isinstance(spec, str):
-        return
-    given = repr(spec) if isinstance(spec, (int, float, bytes)) else f"of type {type(spec).__name__}"
-    optimizers = "; give an optimizer by its name, optimizer=..." if hasattr(spec, "param_groups") else ""
-    raise TypeError(f"{argument} is {given}: the name of a system with its options is needed, such as "
-                    f"{such_as!r}{optimizers}")
-
-
-def join_spec(spec: str, rows: Optional[str]) -> str:
-    """One spec for both kinds of gradients: ``rows`` for those of sparse embeddings,
-    ``spec`` for all others."""
-    require_spec(spec)
-    if rows is not None:
-        require_spec(rows, "rows", "zen")
-    if "," not in spec and "rows=" not in spec and "dense=" not in spec:
-        return f"rows={rows},dense={spec}" if rows else _DEFAULT_ROWS + spec
-    if rows is not None:
-        raise ValueError(f"spec {spec!r} names systems for rows and for dense gradients itself: "
-                         f"leave out rows={rows!r}")
-    return spec
-
-
-class Handle(StepsOfHook):
+class Handle(StepsOfHook, FitsOptimizer):
     """What ``register`` returns. Lives as long as the model;
     methods are for the thread that trains, between steps."""
 
@@ -283,78 +232,6 @@ class Handle(StepsOfHook):
         for watcher in self._watchers:
             watcher.system_changes()
         self._engine.set_spec(joined)
-
-    def _warn_of_idle_options(self, spec: str) -> None:
-        """Of what ``spec`` asks for and this model has not, such as parameters of a name."""
-        model = self._model()
-        if self._rank != 0 or model is None:
-            return
-        for line in _C.idle_options(spec, [name for name, _ in self._in_buckets(model)]):
-            warnings.warn(line, stacklevel=_level_of_caller())
-
-    def _warn_of_known_loss(self, spec: str) -> None:
-        """Of what ``spec`` was measured to lose with such an optimizer, or that nothing was measured."""
-        if self._optimizer is None or self._rank != 0:
-            return
-        kind = variance.kind_of(self._optimizer)
-        line = _C.known_loss(spec, kind == "adam") if kind in ("adam", "momentum") else ""
-        if kind is None:
-            line = _C.unmeasured_loss(readable(spec), type(self._optimizer).__name__)
-        if line:
-            warnings.warn(line, stacklevel=_level_of_caller())
-
-    def _warn_of_other_optimizers(self, optimizer: torch.optim.Optimizer, shown: str) -> None:
-        """Of parameters that the Adam lacks whose variance ``shown`` freezes."""
-        model = self._model()
-        if self._rank != 0 or model is None or self._variance_is_held:
-            return
-        named = (named_parameters(model) if isinstance(model, DistributedDataParallel)
-                 else model.named_parameters())
-        missing = variance.missing_parameters(optimizer, model, named)
-        if missing:
-            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            warnings.warn(f"spec {shown!r} freezes the variance of the Adam that was given, which has not "
-                          f"{missing[0]!r}{more}: another optimizer would take what is delivered for "
-                          "gradients. Give one Adam that moves all parameters",
-                          stacklevel=_level_of_caller())
-
-    def _fit_to_optimizer(self, spec: str) -> None:
-        """Sees to it that the optimizer asks whether its variance is frozen, where ``spec`` freezes it.
-        ValueError where it has none, where its momentum is not the spec's,
-        for a mean of signs under a loss scale, by which the scaler would divide them,
-        and for the stage clip where a rank knows the norm of its shard alone.
-        Warns of options that do nothing for this model, and of what such a training was measured to lose."""
-        self._warn_of_idle_options(spec)
-        self._warn_of_known_loss(spec)
-        shown = readable(spec)
-        if not self._has_whole_gradients and "clip" in _C.unclipped_systems(spec):
-            raise ValueError(f"spec {shown!r}: clip would go by the norm of this rank's shard, not by "
-                             "that of the whole gradient: leave it out, and clip the mean by clip_grad_norm_")
-        if self._loss_scale is not None and self._loss_scale.is_enabled() and _C.delivers_signs(spec):
-            raise ValueError(f"spec {shown!r} delivers signs, which a GradScaler would divide by its scale: "
-                             "give sign=off, or no grad_scaler")
-        freezes = _C.freezes_variance(spec)
-        optimizer = (variance.require_adam(self._optimizer, self._model(), shown) if freezes
-                     else self._optimizer)
-        if freezes and optimizer is not None:
-            self._warn_of_other_optimizers(optimizer, shown)
-        needs = _C.momentum_needs(spec)
-        # A schedule may have changed the optimizer's meanwhile, and what runs goes on.
-        if optimizer is not None and needs != self._momentum_needs:
-            variance.require_momentum(optimizer, self._model(), needs, shown)
-        self._momentum_needs = needs
-        if freezes and optimizer is not None and not self._variance_is_held:
-            own = weakref.ref(self)  # the optimizer may live longer
-
-            def is_frozen() -> Optional[bool]:
-                handle = own()
-                if handle is None or handle._is_closed:
-                    return None
-                handle._frozen_unasked = 0
-                return handle._variance_is_frozen
-
-            variance.hold(optimizer, is_frozen)
-            self._variance_is_held = True
 
     def explain(self) -> str:
         """What the system has decided by itself and why, a line for each decision, by steps;

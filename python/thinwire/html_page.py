@@ -6,7 +6,7 @@ import re
 import time
 from typing import TYPE_CHECKING, Iterable, List, Optional, Sequence, Tuple
 
-from thinwire.handle import readable
+from thinwire.extension import readable
 
 if TYPE_CHECKING:
     from thinwire.html_report import HtmlReport, Run

@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import ddp
 from thinwire import state as saved_state
-from thinwire.extension import _C
+from thinwire.extension import _C, join_spec
 from thinwire.handle import Handle
 from thinwire.hook import HookState, hook, hooked_models
 from thinwire.interface import Options
@@ -138,5 +138,5 @@ def comm_hook(spec: str = "auto", rows: Optional[str] = None,
 
     Raises TypeError and ValueError for a bad spec.
     """
-    _C.freezes_variance(ddp.join_spec(spec, rows))  # reads the spec
+    _C.freezes_variance(join_spec(spec, rows))  # reads the spec
     return hook, LazyState(spec, rows, options)

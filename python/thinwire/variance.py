@@ -1,9 +1,20 @@
-"""Adam's second moment, held still in steps in which the synchronized gradient says nothing about it."""
+"""What a spec needs of the optimizer beside it, and what is said of the two.
+
+Adam's second moment is held still in steps in which the synchronized gradient says nothing about it.
+"""
 import functools
+import sys
 import types
+import warnings
+import weakref
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, TypeVar
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.extension import _C, readable
+from thinwire.loss_scale import LossScale
+from thinwire.wrappers import named_parameters
 
 _T = TypeVar("_T")
 
@@ -38,13 +49,18 @@ def require_adam(optimizer: Optional[torch.optim.Optimizer], model: Optional[tor
     return optimizer
 
 
+def moves_some(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> bool:
+    """Whether any of the optimizer's parameters is the model's."""
+    own_parameters = {id(parameter) for parameter in model.parameters()}
+    return any(id(parameter) in own_parameters for group in optimizer.param_groups
+               for parameter in group["params"])
+
+
 def require_parameters(optimizer: torch.optim.Optimizer, model: Optional[torch.nn.Module], spec: str,
                        remedy: str = "") -> None:
     """Raises ValueError for an optimizer that moves nothing of the model: ``spec`` would go by it.
     remedy: what else the caller can do, behind the first one."""
-    own_parameters = {id(parameter) for parameter in model.parameters()} if model is not None else set()
-    if model is None or any(id(parameter) in own_parameters for group in optimizer.param_groups
-                            for parameter in group["params"]):
+    if model is None or moves_some(optimizer, model):
         return
     raise ValueError(f"spec {spec!r} goes by the model's optimizer, and the {type(optimizer).__name__} that "
                      f"was given has none of this model's parameters: give the one that moves them{remedy}")
@@ -207,3 +223,119 @@ def _frozen_step(optimizer: torch.optim.Optimizer, step: Callable[[], _T]) -> _T
             state["exp_avg_sq"] = variance
             # A fused step leaves itself out where the loss scaler says so.
             state[FROZEN_STEPS] = state.get(FROZEN_STEPS, 0) + int(state["step"]) - steps
+
+
+def level_of_caller() -> int:
+    """For ``warnings.warn`` in the function that asks: the line that called Thinwire, by whichever way."""
+    level = 1
+    frame: Optional[types.FrameType] = sys._getframe(1)
+    while frame is not None and str(frame.f_globals.get("__name__", "")).split(".")[0] == "thinwire":
+        frame = frame.f_back
+        level += 1
+    return level
+
+
+class FitsOptimizer:
+    """What a handle asks of the optimizer that it was given, when it is made and where its spec changes."""
+
+    _model: "weakref.ref[DistributedDataParallel]"
+    _optimizer: Optional[torch.optim.Optimizer]
+    _loss_scale: Optional[LossScale]
+    _rank: int
+    _is_closed: bool
+    _has_whole_gradients: bool
+    _momentum_needs: List[Tuple[str, str, float]]
+    _variance_is_held: bool
+    _variance_is_frozen: bool
+    _frozen_unasked: int
+    _was_fitted = False
+
+    def _in_buckets(self, model: DistributedDataParallel) -> Iterable[Tuple[str, torch.Tensor]]:
+        raise NotImplementedError
+
+    def _warn_of_a_foreign_optimizer(self) -> None:
+        """Of one that moves nothing of the model, unless that is copies."""
+        model = self._model()
+        if self._optimizer is None or self._rank != 0 or model is None:
+            return
+        if not moves_some(self._optimizer, model):
+            warnings.warn(f"optimizer=...: this {type(self._optimizer).__name__} has none of the model's "
+                          "parameters. If it moves copies of them, nothing is wrong. If it is another "
+                          "model's, give the one that moves this model: its rate and kind are read",
+                          stacklevel=level_of_caller())
+
+    def _warn_of_idle_options(self, spec: str) -> None:
+        """Of what ``spec`` asks for and this model has not, such as parameters of a name."""
+        model = self._model()
+        if self._rank != 0 or model is None:
+            return
+        for line in _C.idle_options(spec, [name for name, _ in self._in_buckets(model)]):
+            warnings.warn(line, stacklevel=level_of_caller())
+
+    def _warn_of_known_loss(self, spec: str) -> None:
+        """Of what ``spec`` was measured to lose with such an optimizer, or that nothing was measured."""
+        if self._optimizer is None or self._rank != 0:
+            return
+        kind = kind_of(self._optimizer)
+        line = _C.known_loss(spec, kind == "adam") if kind in ("adam", "momentum") else ""
+        if kind is None:
+            line = _C.unmeasured_loss(readable(spec), type(self._optimizer).__name__)
+        if line:
+            warnings.warn(line, stacklevel=level_of_caller())
+
+    def _warn_of_other_optimizers(self, optimizer: torch.optim.Optimizer, shown: str) -> None:
+        """Of parameters that the Adam lacks whose variance ``shown`` freezes."""
+        model = self._model()
+        if self._rank != 0 or model is None or self._variance_is_held:
+            return
+        named = (named_parameters(model) if isinstance(model, DistributedDataParallel)
+                 else model.named_parameters())
+        missing = missing_parameters(optimizer, model, named)
+        if missing:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            warnings.warn(f"spec {shown!r} freezes the variance of the Adam that was given, which has not "
+                          f"{missing[0]!r}{more}: another optimizer would take what is delivered for "
+                          "gradients. Give one Adam that moves all parameters",
+                          stacklevel=level_of_caller())
+
+    def _fit_to_optimizer(self, spec: str) -> None:
+        """Sees to it that the optimizer asks whether its variance is frozen, where ``spec`` freezes it.
+        ValueError where it has none, where its momentum is not the spec's,
+        for a mean of signs under a loss scale, by which the scaler would divide them,
+        and for the stage clip where a rank knows the norm of its shard alone.
+        Warns of options that do nothing for this model, and of what such a training was measured to lose.
+        When the handle is made, also of an optimizer of something else."""
+        if not self._was_fitted:
+            self._warn_of_a_foreign_optimizer()
+        self._was_fitted = True
+        self._warn_of_idle_options(spec)
+        self._warn_of_known_loss(spec)
+        shown = readable(spec)
+        if not self._has_whole_gradients and "clip" in _C.unclipped_systems(spec):
+            raise ValueError(f"spec {shown!r}: clip would go by the norm of this rank's shard, not by "
+                             "that of the whole gradient: leave it out, and clip the mean by clip_grad_norm_")
+        if self._loss_scale is not None and self._loss_scale.is_enabled() and _C.delivers_signs(spec):
+            raise ValueError(f"spec {shown!r} delivers signs, which a GradScaler would divide by its scale: "
+                             "give sign=off, or no grad_scaler")
+        freezes = _C.freezes_variance(spec)
+        optimizer = (require_adam(self._optimizer, self._model(), shown) if freezes
+                     else self._optimizer)
+        if freezes and optimizer is not None:
+            self._warn_of_other_optimizers(optimizer, shown)
+        needs = _C.momentum_needs(spec)
+        # A schedule may have changed the optimizer's meanwhile, and what runs goes on.
+        if optimizer is not None and needs != self._momentum_needs:
+            require_momentum(optimizer, self._model(), needs, shown)
+        self._momentum_needs = needs
+        if freezes and optimizer is not None and not self._variance_is_held:
+            own = weakref.ref(self)  # the optimizer may live longer
+
+            def is_frozen() -> Optional[bool]:
+                handle = own()
+                if handle is None or handle._is_closed:
+                    return None
+                handle._frozen_unasked = 0
+                return handle._variance_is_frozen
+
+            hold(optimizer, is_frozen)
+            self._variance_is_held = True

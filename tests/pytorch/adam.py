@@ -353,6 +353,22 @@ def an_optimizer_that_was_not_measured_is_told():
         assert all("under Adagrad. " in one and spec in one for one in found), found
 
 
+def another_models_optimizer_is_told():
+    """Once, by rank 0. One that moves the model, also among others, is nothing to tell."""
+    model, other = wrap(Net), wrap(Net)
+    of_both = [*other.parameters(), *model.parameters()]
+    copies = [torch.nn.Parameter(parameter.detach().clone()) for parameter in model.parameters()]
+    for moved, is_told in ((list(other.parameters()), True), (copies, True), (of_both, False)):
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            handle = register(model, "half", optimizer=torch.optim.AdamW(moved))
+            handle.set("casq:bits=4")
+        handle.close()
+        found = [str(one.message) for one in told if "none of the model's parameters" in str(one.message)]
+        assert len(found) == (1 if is_told and RANK == 0 else 0), (RANK, is_told, found)
+        assert all("AdamW" in one and "copies" in one for one in found), found
+
+
 def auto_is_the_default():
     model = wrap(Net)
     handle = thinwire.register(model, optimizer=torch.optim.AdamW(model.parameters()))
@@ -460,7 +476,7 @@ def signs_are_refused_under_a_loss_scale():
 ADAM = [a_closure_comes_before_the_question, a_rate_of_zero_loses_nothing,
         a_framework_that_clips_or_puts_its_step_back_is_refused, an_optimizer_is_held_for_one_model,
         an_optimizer_of_other_parameters_is_refused, an_optimizer_of_a_part_of_the_model_is_told,
-        what_a_system_loses_is_told, an_optimizer_that_was_not_measured_is_told, auto_is_the_default,
-        an_optimizer_that_was_made_anew_is_noticed,
+        what_a_system_loses_is_told, an_optimizer_that_was_not_measured_is_told,
+        another_models_optimizer_is_told, auto_is_the_default, an_optimizer_that_was_made_anew_is_noticed,
         signs_are_refused_under_a_loss_scale, the_variance_stands_still, adams_momentum_is_what_travelled,
         resumes_with_its_optimizer, an_adam_is_needed, the_optimizers_momentum_is_the_specs]

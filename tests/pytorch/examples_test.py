@@ -11,7 +11,7 @@ from torch import nn
 sys.dont_write_bytecode = True
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "examples"))
 
-from comparison import Training, add_training_options, parts_of  # noqa: E402
+from comparison import Training, add_training_options, compare, parts_of  # noqa: E402
 
 
 def training(*arguments):
@@ -131,8 +131,29 @@ def wrong_options_are_named():
             assert refused.code == 2 and named in said.getvalue(), said.getvalue()
 
 
+def a_mean_is_not_clipped_twice():
+    """Before anything is trained. A mean that bears it, and plain DDP, are not refused."""
+    def refusal(system, *arguments):
+        never = None
+        try:
+            compare(["plain", system], "zen", 1, never, never, 1, training(*arguments), never, never, "loss",
+                    torch.device("cpu"))
+        except (ValueError, RuntimeError) as said:  # without a process group it comes no further than that
+            return str(said) if "clips gradients" in str(said) else ""
+
+    for system, clips in (("clip+casq:bits=4", "clip"), ("momentum+casq:bits=4", "momentum"),
+                          ("one_bit_adam", "one_bit_adam"),
+                          ("clip:norm=2+warm_up:steps=5+one_bit_adam", "one_bit_adam")):
+        told = refusal(system, "--optimizer", "adamw", "--clip", "0.5")
+        assert f"at 0.5, and what {clips} delivers" in told and repr(system) in told, (system, told)
+        assert refusal(system, "--optimizer", "adamw") == "", system
+    for system in ("dense", "casq:bits=4", "auto", "warm_up:steps=5+power_sgd:rank=4"):
+        assert refusal(system, "--optimizer", "adamw", "--clip", "0.5") == "", system
+
+
 rates_rise_and_fall()
 clipping_counts_every_gradient()
 each_optimizer_learns()
 accumulated_batches_make_one_step()
 wrong_options_are_named()
+a_mean_is_not_clipped_twice()
