@@ -14,6 +14,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
 RESULTS = os.path.join(ROOT, "results")
 TIMES = os.path.join(RESULTS, "time_to_loss", "time_to_loss.md")
+LATER = os.path.join(RESULTS, "time_to_loss", "longer", "time_to_loss.md")
 LOSS = os.path.join(HERE, "..", "bench", "loss")
 sys.path += [LOSS, os.path.join(HERE, "..", "apps", "plot")]
 
@@ -114,7 +115,7 @@ def stored_runs_are_of_known_recipes():
 def pages_say_what_results_do():
     """Rows of the pages' tables are those of the results, and README's figures as well."""
     results = set()
-    for path in glob.glob(os.path.join(RESULTS, "loss", "*.md")) + [TIMES]:
+    for path in glob.glob(os.path.join(RESULTS, "loss", "*.md")) + [TIMES, LATER]:
         with open(path, encoding="utf-8") as lines:
             results.update(" ".join(line.split()) for line in lines if line.startswith("| `"))
     rows = []

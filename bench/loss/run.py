@@ -40,6 +40,8 @@ SETTINGS = {
     "transformer-wikitext2-slower": (TRANSFORMER + ["--data", "text:{}", "--lr", "0.001"], "wikitext"),
     "transformer-markov": (TRANSFORMER + ["--data", "text:{}", "--lr-warm-up", "0"], "markov"),
     "transformer-code": (TRANSFORMER + ["--data", "text:{}"], "code"),
+    # As with WikiText-2: at half of the rate.
+    "transformer-code-slower": (TRANSFORMER + ["--data", "text:{}", "--lr", "0.001"], "code"),
     "transformer-kjv-200": (SMALL + ["--epochs", "1", "--epoch-steps", "200", "--data", "text"], None),
     # Five passes over the text: the loss of dense levels off.
     "transformer-kjv-2000": (SMALL + ["--epochs", "8", "--epoch-steps", "250", "--data", "text"], None),
