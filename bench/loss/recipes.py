@@ -144,7 +144,8 @@ RECIPES = {
         + ENTROPY_CODED + KLT),
     # A text that had no part in finding these.
     "transformer-code": ["dense"] + LOW_RANK_IN_CODES + ["klt", "klt:step=0.7", "ecsq", "casq:bits=4", AUTO],
-    "transformer-code-slower": ["dense"] + LOW_RANK_IN_CODES + ["klt", "klt:step=0.7", AUTO],
+    "transformer-code-slower": (
+        ["dense"] + LOW_RANK_IN_CODES + ["klt", "klt:step=0.7", AUTO, MORE_RANK[1], LOW_RANK_AFTER_CODES[2]]),
     "transformer-kjv-200": LOCAL_STEPS,
     "transformer-kjv-2000": (
         ["dense"] + LOW_RANK_IN_CODES + ["power_sgd:rank=40:bits=8", AUTO, "half", "blocks:bits=4:block=128"]
