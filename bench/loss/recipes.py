@@ -130,12 +130,12 @@ RECIPES = {
         + [signs_of_momentum(99), signs_of_momentum(39), signs_of_momentum(99, "clip:norm=2"), VARIANCE_MOVES] + MORE_RATE
         + MARSIT_WITH_ADAM + BY_LAYER + ENTROPY_CODED + OTHER_STEPS + KLT),
     "transformer-wikitext2": (
-        AS_THEY_COME + LOW_RANK_IN_CODES + LOW_RANK_AFTER_CODES + IN_BLOCKS + [AUTO] + CLIPPED_ALONE
+        ["dense"] + LOW_RANK_IN_CODES + LOW_RANK_AFTER_CODES + [AUTO]
         + [signs_of_momentum(99), signs_of_momentum(99, "clip:norm=2"), signs_of_momentum(39)]
         + [signs_of_momentum(39, "clip:norm=2"), signs_of_momentum(39) + " --lr 0.001"] + MORE_RATE
-        + ["guard:noise=0.75+power_sgd:rank=32:bits=8"] + ENTROPY_CODED + KLT),
+        + ["guard:noise=0.75+power_sgd:rank=32:bits=8", "ecsq", "klt", "klt:step=0.7"]),
     "transformer-wikitext2-slower": (
-        ["dense"] + LOW_RANK_IN_CODES + ["klt", "klt:step=0.7", AUTO, "casq:bits=4"]),
+        AS_THEY_COME + LOW_RANK_IN_CODES + IN_BLOCKS + ["klt", "klt:step=0.7", AUTO]),
     "transformer-markov": (
         ["dense", "casq:bits=4", "blocks:bits=4:block=128", AUTO, AUTO_WITH_MORE_BUDGET]
         + [BEGUN_IN_CODES + "casq:bits=3"] + LOW_RANK_IN_CODES + LOW_RANK_AFTER_CODES + CLIPPED_ALONE
