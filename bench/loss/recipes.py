@@ -9,6 +9,8 @@ AS_THEY_COME = [
 
 # For matrices under AdamW: a tenth, a 25th and an 80th of dense's bytes with 4 ranks.
 LOW_RANK_IN_CODES = ["power_sgd:rank=32:bits=8", "power_sgd:rank=15:bits=8", "power_sgd:rank=7:bits=4"]
+# About a 50th and an 80th to 100th, the factors in an entropy code.
+LOW_RANK_IN_ENTROPY_CODE = ["power_sgd:rank=20:step=0.3", "power_sgd:rank=12:step=0.5"]
 # About as many bytes, with a beginning in which every element travels in 4 bits.
 CODES_FIRST = "warm_up:steps=30:with=blocks/bits=4/block=128+"
 LOW_RANK_AFTER_CODES = [
@@ -145,7 +147,8 @@ RECIPES = {
     # A text that had no part in finding these.
     "transformer-code": ["dense"] + LOW_RANK_IN_CODES + ["klt", "klt:step=0.7", "ecsq", "casq:bits=4", AUTO],
     "transformer-code-slower": (
-        ["dense"] + LOW_RANK_IN_CODES + ["klt", "klt:step=0.7", AUTO, MORE_RANK[1], LOW_RANK_AFTER_CODES[2]]),
+        ["dense"] + LOW_RANK_IN_CODES + ["klt", "klt:step=0.7", AUTO, MORE_RANK[1], LOW_RANK_AFTER_CODES[2]]
+        + LOW_RANK_IN_ENTROPY_CODE),
     "transformer-kjv-200": LOCAL_STEPS,
     "transformer-kjv-2000": (
         ["dense"] + LOW_RANK_IN_CODES + ["power_sgd:rank=40:bits=8", AUTO, "half", "blocks:bits=4:block=128"]

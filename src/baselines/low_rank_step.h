@@ -13,6 +13,7 @@
 #include "core/philox.h"
 #include "exchange/block_average.h"
 #include "exchange/collectives.h"
+#include "exchange/level_average.h"
 #include "kernels/dense/bf16_products.h"
 #include "kernels/dense/dense.h"
 #include "kernels/dense/low_rank.h"
@@ -203,6 +204,17 @@ class LowRankStep {
     average_blocks(bucket_, values, code_error, step_, codes, base, finite);
     step_.report.formula_bytes +=
         block_average_bytes(values.size(), step_.communicator.size(), step_.communicator.rank(), codes);
+    if (step_.report.finite) view.store();
+    return step_.report.finite;
+  }
+
+  /// The same of levels in an entropy code.
+  bool average_codes(const ExecutorView& view, Span<float> code_error, const LevelRules& rules,
+                     std::size_t base, bool finite) {
+    const std::uint64_t before = step_.report.formula_bytes;
+    average_levels(bucket_, view.span(), code_error, step_, rules, base, finite);
+    step_.report.formula_bytes += before;
+    step_.clock.enter(Phase::compress);
     if (step_.report.finite) view.store();
     return step_.report.finite;
   }

@@ -24,6 +24,11 @@
 // latter takes up, in every step, what this rank's gradient differs by from the mean. With it the scale of
 // Q's codes would grow without bound.
 //
+// With step=S they are whole numbers of steps in an entropy code (exchange/level_average.h), in the same
+// two exchanges. P's steps go by the root mean square of each block of 128, and Q's by that of all that an
+// owner has. So what is near zero in Q, as rows of rare words are, takes few bits. In codes of a fixed length
+// it takes as many as all else.
+//
 // All ranks orthonormalise and multiply the same sums in the same way. So their means are equal to the last
 // bit, whatever their local products were rounded to.
 //
@@ -38,6 +43,7 @@
 #include <map>
 #include <optional>
 #include <stdexcept>
+#include <variant>
 #include <vector>
 
 #include "baselines/baselines.h"
@@ -54,10 +60,24 @@ namespace {
 constexpr StateKind kRightFactor = {.name = "power_sgd_right"};
 constexpr std::int64_t kLargestRank = 1024;
 
+/// Of the left factors and what is always sent: steps in units of each block's root mean square.
+constexpr double kLeftStep = 0.1;
+
+/// Codes of a fixed length, or levels in an entropy code.
+using FactorCode = std::variant<BlockCodes, LevelRules>;
+
+std::uint64_t bytes_of(const FactorCode& code, std::size_t floats, const Workload& workload) {
+  if (const auto* blocks = std::get_if<BlockCodes>(&code))
+    return block_average_bytes(floats, workload.world_size, workload.rank, *blocks);
+  const auto& rules = std::get<LevelRules>(code);
+  return level_average_bytes(floats, static_cast<std::size_t>(workload.world_size),
+                             static_cast<std::size_t>(workload.rank), rules, normal_level_bits(rules));
+}
+
 /// Nothing: floats travel as they are.
 struct FactorCodes {
-  BlockCodes left;  ///< And what is always sent.
-  BlockCodes right;
+  FactorCode left;  ///< And what is always sent.
+  FactorCode right;
 };
 using Codes = std::optional<FactorCodes>;
 
@@ -105,7 +125,7 @@ class PowerSgdStep : LowRankStep {
     if (codes_) {
       first_code_error_ = take_code_error(first_.size());
       step_.communicator.keep_turn();  // for Q
-      return average_codes(first_view_, first_code_error_, codes_->left, 0, within) &&
+      return average(first_view_, first_code_error_, codes_->left, 0, within) &&
              all_finite(step_.executor, left());
     }
     first_view_.store();
@@ -129,13 +149,19 @@ class PowerSgdStep : LowRankStep {
     if (codes_) {
       const bool within = within_limit(right_view_.span());  // the residual takes this rank's own product
       keep_own_right();
-      if (!average_codes(right_view_, right_code_error_, codes_->right, first_.size(), within)) return false;
+      if (!average(right_view_, right_code_error_, codes_->right, first_.size(), within)) return false;
     } else {
       right_view_.store();
       sum(right_);
       scale(step_.executor, right_, 1.0f / world());
     }
     return within_limit(right_);
+  }
+
+  bool average(const ExecutorView& view, Span<float> code_error, const FactorCode& code, std::size_t base,
+               bool finite) {
+    return std::visit([&](const auto& one) { return average_codes(view, code_error, one, base, finite); },
+                      code);
   }
 
   void keep_own_right() {
@@ -210,8 +236,7 @@ class PowerSgd final : public Synchronizer {
                            codes_ ? Transposed::tall : Transposed::none);
     const std::size_t first = plan.exact() + plan.left();
     if (codes_) {
-      return block_average_bytes(first, workload.world_size, workload.rank, codes_->left) +
-             block_average_bytes(plan.right(), workload.world_size, workload.rank, codes_->right);
+      return bytes_of(codes_->left, first, workload) + bytes_of(codes_->right, plan.right(), workload);
     }
     return workload.ring_sent_bytes(first, sizeof(float)) +
            workload.ring_sent_bytes(plan.right(), sizeof(float));
@@ -335,7 +360,7 @@ SystemInfo power_sgd_info() {
   info.paper = "Vogels et al., PowerSGD, NeurIPS 2019";
   info.formula =
       "2(W-1)/W * 4 * (sum over matrices [n x m] of rank * (n + m) + elements of small parameters); "
-      "with bits what blocks sends of as many floats";
+      "with bits what blocks sends of as many floats, with step what ecsq does";
   info.feedback_default = true;
   info.state = {kRightFactor};
   info.undoes_steps = true;
@@ -343,12 +368,22 @@ SystemInfo power_sgd_info() {
   info.options = {
       {"rank", "4", "columns of the factors that travel, 1 to 1024"},
       {"bits", "32", "of a float of the larger factor: 32, or 2 to 8 in codes; the smaller one has 8 then"},
-      {"block", "128", "with codes: floats that share a scale, a multiple of 128"}};
+      {"block", "128", "with bits: floats that share a scale, a multiple of 128"},
+      {"step", "0",
+       "between levels of the larger factor in an entropy code, in units of the root mean square, 0.05 to "
+       "16; "
+       "0: none"}};
   info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
     const auto rank = static_cast<std::size_t>(options.integer("rank", 1, kLargestRank));
     const auto codes = read_codes_or_floats(options);
+    if (options.text("step") != "0") {
+      if (codes) options.refuse("step", "left out where bits is given: factors have either");
+      const FactorCodes levels{LevelRules{.step = kLeftStep, .local = 1},
+                               LevelRules{.step = options.real("step", 0.05, 16), .local = 0}};
+      return std::make_unique<PowerSgd>(rank, levels);
+    }
     if (!codes) return std::make_unique<PowerSgd>(rank, Codes());
-    const FactorCodes factors{{QuantizationLevels::uniform(8), codes->block}, *codes};
+    const FactorCodes factors{BlockCodes{QuantizationLevels::uniform(8), codes->block}, *codes};
     return std::make_unique<PowerSgd>(rank, factors);
   };
   return info;

@@ -291,30 +291,32 @@ TEST(PowerSgd, InCodesADifferenceOfRanksThatStaysDoesNotGather) {
   const auto column = normal_values(64, 1);
   const auto shared = normal_values(96, 2);
   const auto apart = normal_values(96, 3);
-  for (const bool transposed : {false, true}) {
-    run_in_process(2, [&](Communicator& communicator) {
-      Runner runner("power_sgd:rank=4:bits=4", communicator);
-      runner.rows = {transposed ? std::size_t{96} : 64};
-      const auto matrix = [&](float factor) {
-        std::vector<float> values(64 * 96);
-        for (std::size_t i = 0; i < 64; ++i) {
-          for (std::size_t j = 0; j < 96; ++j) {
-            values[transposed ? j * 64 + i : i * 96 + j] = column[i] * (shared[j] + factor * apart[j]);
+  for (const auto& [codes, transposed] : std::vector<std::pair<std::string, bool>>{
+           {"bits=4", false}, {"bits=4", true}, {"step=0.3", false}, {"step=0.3", true}}) {
+    run_in_process(
+        2, [&, transposed = transposed, spec = "power_sgd:rank=4:" + codes](Communicator& communicator) {
+          Runner runner(spec, communicator);
+          runner.rows = {transposed ? std::size_t{96} : 64};
+          const auto matrix = [&](float factor) {
+            std::vector<float> values(64 * 96);
+            for (std::size_t i = 0; i < 64; ++i) {
+              for (std::size_t j = 0; j < 96; ++j) {
+                values[transposed ? j * 64 + i : i * 96 + j] = column[i] * (shared[j] + factor * apart[j]);
+              }
+            }
+            return values;
+          };
+          const auto common = matrix(0);
+          std::vector<float> residual(common.size());
+          std::vector<float> delivered(common.size());
+          for (int step = 0; step < 200; ++step) {
+            auto gradient = matrix(communicator.rank() == 0 ? 1.0f : -1.0f);
+            EXPECT_TRUE(runner.step(gradient, residual).finite);
+            for (std::size_t i = 0; i < gradient.size(); ++i) delivered[i] += gradient[i] / 200;
           }
-        }
-        return values;
-      };
-      const auto common = matrix(0);
-      std::vector<float> residual(common.size());
-      std::vector<float> delivered(common.size());
-      for (int step = 0; step < 200; ++step) {
-        auto gradient = matrix(communicator.rank() == 0 ? 1.0f : -1.0f);
-        EXPECT_TRUE(runner.step(gradient, residual).finite);
-        for (std::size_t i = 0; i < gradient.size(); ++i) delivered[i] += gradient[i] / 200;
-      }
-      EXPECT_LT(norm(residual), norm(common));
-      EXPECT_LT(distance(delivered, common), 0.01 * norm(common));
-    });
+          EXPECT_LT(norm(residual), norm(common));
+          EXPECT_LT(distance(delivered, common), 0.01 * norm(common));
+        });
   }
 }
 
@@ -335,6 +337,88 @@ TEST(PowerSgd, SendsCodesThatAreAsManyTimesSmaller) {
     EXPECT_GT(sent[0], 31 * sent[1] / 8);
     EXPECT_LT(sent[0], 4 * sent[1]);
   });
+}
+
+/// A matrix of which few rows are large, as a table of words has it.
+std::vector<float> of_few_large_rows(std::size_t rows, std::size_t columns) {
+  auto matrix = matrix_of(rows, columns, {1, 0.5});
+  for (std::size_t i = 0; i < rows; ++i) {
+    for (std::size_t j = 0; j < columns; ++j) matrix[i * columns + j] /= static_cast<float>(1 + i);
+  }
+  return matrix;
+}
+
+TEST(PowerSgd, AnEntropyCodeSaysLittleOfQuietRows) {
+  constexpr std::size_t kRows = 4000, kColumns = 64;
+  const auto matrix = of_few_large_rows(kRows, kColumns);
+  run_in_process(3, [&](Communicator& communicator) {
+    std::uint64_t sent[2] = {};
+    double off[2] = {};
+    for (const bool levels : {false, true}) {
+      Runner runner(levels ? "power_sgd:rank=4:step=0.3" : "power_sgd:rank=4:bits=4", communicator);
+      runner.rows = {kRows};
+      auto gradient = matrix;
+      std::vector<float> residual(matrix.size());
+      const StepReport report = runner.step(gradient, residual);
+      // The formula is of normal values, which say more.
+      EXPECT_LE(report.wire.sent_bytes, report.formula_bytes + report.frame_header_bytes);
+      sent[levels ? 1 : 0] = report.wire.sent_bytes;
+      off[levels ? 1 : 0] = distance(gradient, matrix);
+    }
+    EXPECT_LT(2 * sent[1], sent[0]);
+    EXPECT_LT(off[1], 0.2 * norm(matrix)) << "with codes " << off[0] / norm(matrix);
+  });
+}
+
+/// mean * W plus all residuals is what came in, the bits of the mean are the same on all ranks, and a value
+/// that is not finite is told to all.
+TEST(PowerSgd, WithAnEntropyCodeNothingIsLost) {
+  for (const int world : {1, 2, 5}) {
+    const auto ranks = static_cast<std::size_t>(world);
+    std::vector<std::vector<float>> given(ranks), means(ranks), kept(ranks);
+    run_in_process(world, [&](Communicator& communicator) {
+      const auto rank = static_cast<std::size_t>(communicator.rank());
+      Runner runner("power_sgd:rank=2:step=0.5", communicator);
+      runner.ends = {600, 640, 2640};
+      runner.rows = {20, 40, 50};
+      std::vector<float> residual(2640);
+      for (std::uint32_t index = 0; index < 3; ++index) {
+        auto gradient = normal_values(2640, 10 * index + static_cast<std::uint32_t>(communicator.rank()));
+        given[rank] = gradient;
+        for (std::size_t i = 0; i < gradient.size(); ++i) given[rank][i] += residual[i];
+        EXPECT_TRUE(runner.step(gradient, residual).finite);
+        means[rank] = gradient;
+      }
+      kept[rank] = residual;
+      auto spoilt = normal_values(2640, 99);
+      if (communicator.rank() == world - 1) spoilt[17] = std::numeric_limits<float>::quiet_NaN();
+      EXPECT_FALSE(runner.step(spoilt, residual).finite);
+      EXPECT_TRUE(same_bits(residual, kept[rank]));
+    });
+    for (const auto& mean : means) EXPECT_TRUE(same_bits(mean, means[0]));
+    for (std::size_t i = 0; i < given[0].size(); ++i) {
+      double in = 0, out = static_cast<double>(world) * static_cast<double>(means[0][i]);
+      for (std::size_t rank = 0; rank < ranks; ++rank) {
+        in += static_cast<double>(given[rank][i]);
+        out += static_cast<double>(kept[rank][i]);
+      }
+      ASSERT_NEAR(in, out, 1e-4) << world << " ranks, element " << i;
+    }
+  }
+}
+
+TEST(PowerSgd, RefusesTwoCodesAtOnce) {
+  const auto complaint = [](const std::string& spec) -> std::string {
+    try {
+      Runner::registry().make(spec);
+    } catch (const std::invalid_argument& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_NE(complaint("power_sgd:bits=8:step=0.3").find("left out where bits is given"), std::string::npos);
+  EXPECT_NE(complaint("power_sgd:step=0.01").find("0.05"), std::string::npos);
+  EXPECT_EQ(complaint("power_sgd:step=0.3"), "");
 }
 
 }  // namespace

@@ -91,12 +91,13 @@ std::uint64_t bytes_of_part(std::size_t elements, double bits) {
 class LevelAverage {
  public:
   LevelAverage(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
-               const LevelRules& rules)
+               const LevelRules& rules, std::size_t base)
       : bucket_(bucket),
         gradient_(gradient),
         residual_(residual),
         step_(step),
         rules_(rules),
+        base_(base),
         up_(bucket, kLevelsUpTag, step),
         down_(bucket, kLevelsDownTag, step),
         begins_(begins_of_parts(gradient.size(), world(), rules, step)),
@@ -113,8 +114,9 @@ class LevelAverage {
     norms_ = step.workspace.take<float>(stepped_blocks(most));
   }
 
-  void run() {
+  void run(bool finite) {
     step_.communicator.commit_exchange();
+    up_.note(finite);
     round_own();
     send_parts();
     average();
@@ -239,7 +241,7 @@ class LevelAverage {
   FrameContents contents(std::size_t owner, std::size_t workers, std::size_t bytes) const {
     return {.type = FrameType::levels,
             .workers = static_cast<std::uint32_t>(workers),
-            .first = shard(owner).begin,
+            .first = base_ + shard(owner).begin,
             .count = shard(owner).size(),
             .payload_bytes = bytes,
             .width = rules_.digest};
@@ -249,7 +251,7 @@ class LevelAverage {
     messages.await_header(peer, workers, [&](const FrameHeader& header) {
       require_field(header, "type", static_cast<std::uint64_t>(header.type),
                     static_cast<std::uint64_t>(FrameType::levels));
-      require_field(header, "first element", header.first, shard(owner).begin);
+      require_field(header, "first element", header.first, base_ + shard(owner).begin);
       require_field(header, "count", header.count, shard(owner).size());
       if (rules_.digest == 0) require_field(header, "digest", header.width, 0);
       if (header.width != rules_.digest) {
@@ -395,6 +397,7 @@ class LevelAverage {
   Span<float> residual_;
   Step& step_;
   LevelRules rules_;
+  std::size_t base_;
   PayloadMessages up_;
   PayloadMessages down_;
   Span<const std::size_t> begins_;  // of the owners' parts, and their end
@@ -410,8 +413,8 @@ class LevelAverage {
 }  // namespace
 
 void average_levels(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
-                    const LevelRules& rules) {
-  LevelAverage(bucket, gradient, residual, step, rules).run();
+                    const LevelRules& rules, std::size_t base, bool finite) {
+  LevelAverage(bucket, gradient, residual, step, rules, base).run(finite);
 }
 
 double normal_level_bits(const LevelRules& rules) {

@@ -33,8 +33,10 @@ struct LevelRules {
 /// levels left out, times W: so the equation of thinwire/synchronizer.h holds. Where any rank has a value
 /// that is not finite, or a sum over ranks is not, report.finite becomes false and residual stays.
 /// Sets report.formula_bytes and residual_norm. Collective. Throws CorruptFrame, CommError.
+/// base: the number of the first value, as average_blocks has it. `finite` false on any rank counts as a
+/// value that is not.
 void average_levels(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
-                    const LevelRules& rules);
+                    const LevelRules& rules, std::size_t base = 0, bool finite = true);
 
 /// Bits that a level tells, of elements of a normal distribution.
 double normal_level_bits(const LevelRules& rules);

@@ -132,6 +132,8 @@ inline const std::vector<TestedSpec> kTestedSpecs = {
     {"power_sgd", On::both},
     {"power_sgd:rank=2:bits=8"},
     {"power_sgd:rank=3:bits=4:block=128:feedback=off"},
+    {"power_sgd:rank=2:step=0.3"},
+    {"power_sgd:rank=3:step=1:feedback=off", On::both},
     {"power_sgd:rank=1"},
     {"power_sgd:rank=3:feedback=off", On::both},
     {"power_sgd:rank=2:bits=4", On::device},

@@ -22,7 +22,8 @@ SPECS = ["dense", "half", "marsit:full_every=3", "casq", "sketched_sgd:ratio=0.1
          "block_top_k:ratio=0.25:block=16+s2_reducer:lambda=exact", "global_top_k:ratio=0.1", "omnireduce",
          "sparcml", "sparse_ps", "auto", "auto:settle=0:steps=2", "blocks:bits=4", "ecsq", "ecsq:local=0",
          "klt:every=2",
-         "power_sgd:rank=2:bits=8", "acp_sgd:rank=2:bits=8", "demo:chunk=8:top=4", "momentum+casq",
+         "power_sgd:rank=2:bits=8", "power_sgd:rank=2:step=0.3", "acp_sgd:rank=2:bits=8",
+         "demo:chunk=8:top=4", "momentum+casq",
          "decay:factor=0.9+casq", "clip:norm=0.1+casq",
          "warm_up:steps=2:with=blocks/bits=4+top_k:ratio=0.1:ramp_steps=4+zen"]
 
