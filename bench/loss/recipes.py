@@ -130,14 +130,14 @@ RECIPES = {
         + ONE_FACTOR + IN_BLOCKS + [AUTO, AUTO_WITH_MORE_BUDGET] + HALF + REMEDIES + BEGUN_WITHOUT_SIGNS + GUARDED
         + MADE_FOR_ADAM + CLIPPED_FIRST
         + [signs_of_momentum(99), signs_of_momentum(39), signs_of_momentum(99, "clip:norm=2"), VARIANCE_MOVES] + MORE_RATE
-        + MARSIT_WITH_ADAM + BY_LAYER + ENTROPY_CODED + OTHER_STEPS + KLT),
+        + MARSIT_WITH_ADAM + BY_LAYER + ENTROPY_CODED + OTHER_STEPS + KLT + LOW_RANK_IN_ENTROPY_CODE),
     "transformer-wikitext2": (
         ["dense"] + LOW_RANK_IN_CODES + LOW_RANK_AFTER_CODES + [AUTO]
         + [signs_of_momentum(99), signs_of_momentum(99, "clip:norm=2"), signs_of_momentum(39)]
         + [signs_of_momentum(39, "clip:norm=2"), signs_of_momentum(39) + " --lr 0.001"] + MORE_RATE
         + ["guard:noise=0.75+power_sgd:rank=32:bits=8", "ecsq", "klt", "klt:step=0.7"]),
     "transformer-wikitext2-slower": (
-        AS_THEY_COME + LOW_RANK_IN_CODES + IN_BLOCKS + ["klt", "klt:step=0.7", AUTO]),
+        AS_THEY_COME + LOW_RANK_IN_CODES + IN_BLOCKS + ["klt", "klt:step=0.7", AUTO] + LOW_RANK_IN_ENTROPY_CODE),
     "transformer-markov": (
         ["dense", "casq:bits=4", "blocks:bits=4:block=128", AUTO, AUTO_WITH_MORE_BUDGET]
         + [BEGUN_IN_CODES + "casq:bits=3"] + LOW_RANK_IN_CODES + LOW_RANK_AFTER_CODES + CLIPPED_ALONE
@@ -161,7 +161,8 @@ RECIPES = {
            "warm_up:steps=1800:with=ecsq/local=0.5+blocks:bits=8"]),
     "transformer-kjv-momentum": (
         AS_THEY_COME + LOW_RANK_IN_CODES + [AUTO, "half:format=bf16:feedback=on"] + ENTROPY_CODED + ["klt"]
-        + [BEGUN_IN_CODES + "marsit:full_every=8", BEGUN_IN_CODES + "ef_signsgd"] + MOMENTUM_INSIDE),
+        + [BEGUN_IN_CODES + "marsit:full_every=8", BEGUN_IN_CODES + "ef_signsgd"] + MOMENTUM_INSIDE
+        + LOW_RANK_IN_ENTROPY_CODE),
     "cnn-fashion": AS_THEY_COME + WITH_MOMENTUM + ["klt", AUTO],
     "cnn-fashion-12": ["dense", "power_sgd:rank=32:bits=8", "power_sgd:rank=16:bits=8"],
     # At this rate and momentum one-bit systems diverge.

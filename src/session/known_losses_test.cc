@@ -25,6 +25,7 @@ TEST(KnownLosses, GoByTheSystemItsOptionsAndTheOptimizer) {
   EXPECT_TRUE(says("rows=zen,dense=ef_signsgd", TrainedWith::adam, "1.1"));
   EXPECT_TRUE(says("marsit:full_every=2", TrainedWith::adam, "0.3"));
   EXPECT_TRUE(says("power_sgd", TrainedWith::adam, "0.1"));
+  EXPECT_TRUE(says("power_sgd:rank=12:step=0.5", TrainedWith::adam, "0.1"));
   EXPECT_TRUE(says("acp_sgd:rank=32:bits=8", TrainedWith::adam, "0.1"));
   EXPECT_TRUE(says("ecsq:local=0.5", TrainedWith::adam, "0.1"));
   EXPECT_TRUE(says("klt:step=2", TrainedWith::adam, "0.1"));
@@ -36,9 +37,9 @@ TEST(KnownLosses, GoByTheSystemItsOptionsAndTheOptimizer) {
   EXPECT_TRUE(says("warm_up:steps=50+zero_one_adam", TrainedWith::adam, "0.4"));
   EXPECT_TRUE(says("clip+warm_up:steps=50+casq", TrainedWith::adam, "0.1"));
   EXPECT_TRUE(says("decay:factor=0.99+top_k:ratio=0.01+zen", TrainedWith::adam, "0.7"));
-  for (const char* kept :
-       {"power_sgd:rank=15:bits=8", "acp_sgd:rank=64", "ecsq", "ecsq:local=0.75", "klt:step=0.7",
-        "warm_up:steps=50+klt:step=2", "clip+one_bit_adam", "clip+warm_up:steps=50+zero_one_adam"}) {
+  for (const char* kept : {"power_sgd:rank=15:bits=8", "power_sgd:rank=20:step=0.3", "acp_sgd:rank=64",
+                           "ecsq", "ecsq:local=0.75", "klt:step=0.7", "warm_up:steps=50+klt:step=2",
+                           "clip+one_bit_adam", "clip+warm_up:steps=50+zero_one_adam"}) {
     EXPECT_EQ(known_loss(kept, TrainedWith::adam), "") << kept;
   }
   for (const char* kept :
